@@ -105,7 +105,7 @@ class Demo:
         self._show_waiting(example("fits-nowhere"))
         self._show_crowd(example("share"))
         self._console.print()
-        self._console.print(card_map(self._samples.overview().nodes))
+        self._console.print(card_map(self._samples.overview().nodes), crop=False)
         return self.problems
 
     def show_placed(self, pod: Json) -> None:

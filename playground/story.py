@@ -144,7 +144,7 @@ class Story:
         if problems:
             rows["wrong"] = "; ".join(problems)
         show(self._console, f"$ {step.command}", rows, good=not problems)
-        self._console.print(card_map([self._node()]))
+        self._console.print(card_map([self._node()]), crop=False)
 
 
 def _cards(node: NodeView) -> list[tuple[str, Mapping[str, int]]]:

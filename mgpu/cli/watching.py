@@ -121,7 +121,8 @@ def _redraw(terminal: Terminal, content: RenderableType, origin: str, error: str
     terminal.control(Control.home(), Control.clear())
     headline = f"Error: {error}" if error else f"{_headline(origin)[2:]} (Ctrl-C ends)"
     terminal.print(headline, style=_ERROR if error else _QUIET, no_wrap=True, overflow="ellipsis")
-    terminal.print(_first_lines(terminal, content, terminal.height - 2), end="")
+    # Everything is rendered for the width of the terminal, and the card map must not be cropped.
+    terminal.print(_first_lines(terminal, content, terminal.height - 2), end="", crop=False)
 
 
 def _first_lines(terminal: Terminal, content: RenderableType, most: int) -> Segments:

@@ -5,8 +5,7 @@ Text from the cluster must never be interpreted, neither as markup of `rich` nor
 
 import json
 import re
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -17,8 +16,8 @@ from rich.text import Text
 
 from mgpu.presentation.plain_text import printable
 
-_SEGMENTS = 2_000
-"""The number of segments of `rich` that `show` prints at once."""
+_LETTERS = 1 << 14
+"""The number of letters that `show` prints at once."""
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
@@ -42,13 +41,25 @@ class Terminal(Console):
 def show(renderable: RenderableType) -> None:
     """Print a renderable in parts, each as soon as it is rendered.
 
-    Rendering thousands of nodes takes seconds. `mgpu inspect | head` need not wait for all of them.
+    Rendering thousands of nodes takes time. `mgpu inspect | head` need not wait for all of them.
     """
     terminal = Terminal()
-    segments = iter(terminal.render(renderable))
-    while part := list(islice(segments, _SEGMENTS)):
-        # Everything is rendered for the width of the terminal. To crop it once more would take a third of the time.
+    for part in _parts(terminal.render(renderable)):
+        # Everything is rendered for the width of the terminal, and the card map must not be cropped.
         terminal.print(Segments(part), end="", crop=False)
+
+
+def _parts(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
+    part: list[Segment] = []
+    letters = 0
+    for segment in segments:
+        part.append(segment)
+        letters += len(segment.text)
+        if letters > _LETTERS:
+            yield part
+            part = []
+            letters = 0
+    yield part
 
 
 def show_json(value: Any) -> None:

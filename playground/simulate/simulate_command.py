@@ -85,7 +85,7 @@ def command(
     if output == "json":
         click.echo(orjson.dumps(result_json(result), option=orjson.OPT_INDENT_2).decode())
     else:
-        Console(highlight=False).print(_render(result))
+        Console(highlight=False).print(_render(result), crop=False)
     if fail_on_pending and any(outcome.pending for outcome in result.outcomes):
         raise SystemExit(1)
 

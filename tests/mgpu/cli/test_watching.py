@@ -1,4 +1,7 @@
-"""`--watch` shows each change once, keeps the last output while nobody answers, and ends with Ctrl-C."""
+"""Tests of what a user of `--watch` sees when something changes, when nobody answers any more, and at Ctrl-C.
+
+The readings are given, so that no test waits or needs a cluster.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 from rich.console import RenderableType
+from rich.segment import Segments
 from rich.style import Style
+from rich.text import Text
 
 from mgpu.model.cards import Card, CardState
 from mgpu.model.pod_constraints import Constraints
 from mgpu.model.slice_names import MIG, MPS, Slice
-from mgpu.presentation.card_map import _cells, card_map
+from mgpu.presentation.card_bars import divide_cells
+from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import CardUse, CardView, NodeView, SliceView
 from mgpu.presentation.terminal import Terminal
 from tests.mgpu.presentation import plain_card_map
@@ -24,9 +27,12 @@ def drawn(map_: RenderableType, width: int, *, coloured: bool, ascii_only: bool)
     terminal = Terminal(width=width, force_terminal=coloured, color_system="truecolor" if coloured else None)
     options = terminal.options.update(width=width)
     options.encoding = "ascii" if ascii_only else "utf-8"
-    segments = terminal.render(map_, options)
-    shown = [(letter, segment.style or Style.null()) for segment in segments for letter in segment.text]
-    return shown if coloured else [(letter, Style.null()) for letter, _ in shown]
+    with terminal.capture() as captured:
+        terminal.print(Segments(terminal.render(map_, options)), crop=False, end="")
+    if not coloured:
+        return [(letter, Style.null()) for letter in captured.get()]
+    segments = Text.from_ansi(captured.get(), tab_size=1).render(terminal)
+    return [(letter, segment.style or Style.null()) for segment in segments for letter in segment.text]
 
 
 def some_use(pick: random.Random, pods: list[str]) -> CardUse:
@@ -95,4 +101,4 @@ def test_cells_are_those_of_exact_fractions() -> None:
     for _ in range(3000):
         amounts = [pick.choice([0, pick.randrange(12), pick.randrange(10**11)]) for _ in range(pick.randrange(7))]
         total, width = pick.choice([0, 7, 1000, 80 * GIB]), pick.randrange(1, 40)
-        assert _cells(amounts, total, width) == plain_card_map._cells(amounts, total, width)
+        assert divide_cells(amounts, total, width) == plain_card_map._cells(amounts, total, width)

@@ -162,7 +162,7 @@ def test_long_gpuid_is_shortened() -> None:
 def test_pod_without_amount_is_not_in_a_coloured_bar() -> None:
     console = Console(width=100, force_terminal=True, color_system="truecolor")
     with console.capture() as captured:
-        console.print(card_map(seen([], occupy_pod(card=0)).nodes))
+        console.print(card_map(seen([], occupy_pod(card=0)).nodes), crop=False)
     head, core, *_ = Text.from_ansi(captured.get()).plain.splitlines()[1:]
     assert "0 zxcvb 0% 0 B" in head
     assert core.split("core")[1].strip(" │").startswith("·")

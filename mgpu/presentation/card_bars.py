@@ -1,0 +1,174 @@
+"""Draws one card of the card map (`mgpu.presentation.card_map`): its head, and the bars for core, memory and slices.
+
+Each of these parts is as wide as its column. The cards of a large cluster are much alike, so the parts are remembered.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from mgpu.model.quantities import format_bytes, format_core
+from mgpu.presentation.card_views import CardView
+from mgpu.presentation.slice_bars import divide_bar, label_section
+from mgpu.presentation.styled_lines import Line, Pen
+
+_SHORTEST_GPUID = 5  # characters
+_REMEMBERED = 4096
+"""The most parts of one kind that are remembered. Users choose the amounts, so their number has no limit."""
+IDLE, WARNING = "grey50", "bold red"
+_NAME, _BROKEN = "italic", "red"
+
+
+class Label(NamedTuple):
+    """The sign of a pod on its node."""
+
+    letter: str
+    style: str
+
+
+class CardBars:
+    """Draws the parts of cards with a pen. Each is a painted text of `width` cells."""
+
+    def __init__(self, pen: Pen) -> None:
+        self._pen = pen
+        self._head = lru_cache(_REMEMBERED)(self._draw_head)
+        self._bar = lru_cache(_REMEMBERED)(self._draw_bar)
+
+    def head(self, card: CardView, width: int) -> str:
+        """Draw the line above the bars."""
+        state = card.state
+        gpu = state.card
+        core, memory = state.core_used, state.memory_used
+        style = WARNING if core > gpu.core or memory > gpu.memory else ""
+        return self._head(gpu.index, card.mode, state.gpuid, gpu.healthy, state.idle, core, memory, style, width)
+
+    def core(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
+        gpu = card.state.card
+        holders = tuple([labels[use.pod] for use in card.uses])
+        return self._bar(tuple([use.core for use in card.uses]), gpu.core, holders, gpu.healthy, width)
+
+    def memory(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
+        if card.slices:
+            return self._sliced_memory(card, labels, width)
+        gpu = card.state.card
+        holders = tuple([labels[use.pod] for use in card.uses])
+        return self._bar(tuple([use.memory for use in card.uses]), gpu.memory, holders, gpu.healthy, width)
+
+    def slices(self, card: CardView, width: int) -> str:
+        """Return the names of the slices, each below its section of the bar for memory."""
+        names = "".join(label_section(section, self._pen.signs.edge) for section in divide_bar(card, width))
+        return self._finished(Line((names, IDLE)), width)
+
+    def _finished(self, line: Line, width: int) -> str:
+        return self._pen.paint_line(line.cut(width)).padded(width)
+
+    def _draw_head(
+        self,
+        index: int,
+        mode: str,
+        gpuid: str,
+        healthy: bool,
+        idle: bool,
+        core: int,
+        memory: int,
+        style: str,
+        width: int,
+    ) -> str:
+        """Draw the line above the bars.
+
+        Args:
+            core: what pods hold, as `memory`.
+            style: the style of these amounts.
+        """
+        used = _used(core, memory)
+        line = Line((str(index), "bold"), (f" {mode.upper()}" if mode else "", ""))
+        if gpuid:
+            left = width - line.width - len(used) - 2
+            line.add(" ").extend(Line((gpuid, _NAME)).cut(max(_SHORTEST_GPUID, left)))
+        if not healthy:
+            line.add(f" {self._pen.signs.cross} unhealthy", WARNING)
+        elif idle:
+            line.add(" idle", IDLE)
+        # The note "unhealthy" is more important than the amounts, which the bars show too.
+        if not idle and (healthy or line.width + len(used) < width):
+            line.add(f" {used}", style)
+        return self._finished(line, width)
+
+    def _draw_bar(self, amounts: Sequence[int], total: int, holders: Sequence[Label], healthy: bool, width: int) -> str:
+        """Draw a bar of `total`.
+
+        Args:
+            holders: the pod of each amount.
+            healthy: whether pods can get what is free.
+        """
+        line = Line()
+        for label, cells in zip(holders, divide_cells(amounts, total, width), strict=True):
+            line.add(*block(label, cells, self._pen))
+        return self._finished(line.add(*self._free(width - line.width, healthy=healthy)), width)
+
+    def _sliced_memory(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
+        line = Line()
+        for section in divide_bar(card, width):
+            use = next((u for u in section.slice.uses if u.pod in labels), None) if section.slice else None
+            if use:
+                line.add(*block(labels[use.pod], section.cells, self._pen))
+            else:
+                line.add(*self._free(section.cells, healthy=card.state.card.healthy))
+        return self._finished(line, width)
+
+    def _free(self, cells: int, *, healthy: bool) -> tuple[str, str]:
+        return (self._pen.signs.free * cells, IDLE) if healthy else (self._pen.signs.broken * cells, _BROKEN)
+
+
+def least_head_width(card: CardView) -> int:
+    """Return the width that the head of a card with a GPUID needs at least; 0 for other cards."""
+    state = card.state
+    if not state.gpuid:
+        return 0
+    used = _used(state.core_used, state.memory_used)
+    return len(f"{state.card.index} {state.gpuid[:_SHORTEST_GPUID]} {used}")
+
+
+def block(label: Label, cells: int, pen: Pen) -> tuple[str, str]:
+    """Return the text and the style of a pod's part of a bar. Without color the letter fills it."""
+    return (label.letter.center(cells)[:cells] if pen.coloured else label.letter * cells), label.style
+
+
+@lru_cache(_REMEMBERED)
+def short_bytes(amount: int) -> str:
+    """Return `80 GiB` instead of `80.0 GiB`, because the width is limited."""
+    return format_bytes(amount).replace(".0 ", " ")
+
+
+def _used(core: int, memory: int) -> str:
+    return f"{format_core(core)} {short_bytes(memory)}"
+
+
+def divide_cells(amounts: Sequence[int], total: int, width: int) -> list[int]:
+    """Divide `width` cells among the amounts, by the largest remainder method.
+
+    An amount above 0 gets at least one cell, so that every pod is visible. If no cell is left for it, the widest amount
+    gives one up, unless it has only one cell itself. If less than `total` is held and `width` is at least 2, at least
+    one cell remains free.
+    """
+    held = sum(amounts)
+    whole = max(total, held, 1)
+    cells = [amount * width // whole for amount in amounts]
+    remaining = (width if held >= total else min(_rounded(held * width, whole), max(width - 1, 1))) - sum(cells)
+    if remaining:
+        for i in sorted(range(len(cells)), key=lambda i: (-(amounts[i] * width % whole), i))[:remaining]:
+            cells[i] += 1
+    for i in (i for i, amount in enumerate(amounts) if amount and not cells[i]):
+        widest = max(range(len(cells)), key=lambda j: (cells[j], -j))
+        if sum(cells) >= width - (held < total):
+            if cells[widest] < 2:
+                break
+            cells[widest] -= 1
+        cells[i] = 1
+    return cells
+
+
+def _rounded(number: int, divisor: int) -> int:
+    """Return the quotient, rounded to the nearest integer, and a half to the even one. A Fraction takes far longer."""
+    quotient, rest = divmod(number, divisor)
+    return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2))
