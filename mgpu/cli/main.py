@@ -5,6 +5,7 @@ another process. This module must not import the packages of the processes, so i
 points.
 """
 
+import gc
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -74,10 +75,13 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _load(entry: EntryPoint) -> click.Command:
+    gc.disable()  # Hardly anything of what an import makes is garbage, and the collector takes a tenth of its time.
     try:
         command: click.Command = entry.load()
     except ModuleNotFoundError as error:
         _report_missing(entry, error)
+    finally:
+        gc.enable()
     return command
 
 

@@ -16,6 +16,7 @@ from rich.console import RenderableType
 from rich.control import Control
 from rich.segment import Segment, Segments
 
+from mgpu.cli.cluster_objects import paused_garbage_collection
 from mgpu.cli.sources import Reading
 from mgpu.presentation.terminal import Terminal, show, show_json
 
@@ -63,7 +64,8 @@ def show_once_or_watch(
     if interval is None:
         found = read()
         assert found is not None, "the first output cannot be unchanged"
-        output.print(found.value)
+        with paused_garbage_collection():
+            output.print(found.value)
         return
     terminal = Terminal()
     try:

@@ -13,7 +13,7 @@ from mgpu.presentation.slice_bars import divide_bar, label_section
 from mgpu.presentation.styled_lines import Line, Pen
 
 _SHORTEST_GPUID = 5  # characters
-_REMEMBERED = 4096
+_REMEMBERED = 16_384
 """The most parts of one kind that are remembered. Users choose the amounts, so their number has no limit."""
 IDLE, WARNING = "grey50", "bold red"
 _NAME, _BROKEN = "italic", "red"
@@ -26,33 +26,37 @@ class Label(NamedTuple):
     style: str
 
 
+_HeadKey = tuple[int, str, str, bool, bool, int, int]
+"""What the line above the bars shows: the parameters of `CardBars._draw_head` up to `memory_used`."""
+
+
+class Column(NamedTuple):
+    """What the card map shows of a card, except for the names of its slices."""
+
+    head: str
+    core: str
+    memory: str
+
+
 class CardBars:
     """Draws the parts of cards with a pen. Each is a painted text of `width` cells."""
 
     def __init__(self, pen: Pen) -> None:
         self._pen = pen
-        self._head = lru_cache(_REMEMBERED)(self._draw_head)
+        self._column = lru_cache(_REMEMBERED)(self._draw_column)
         self._bar = lru_cache(_REMEMBERED)(self._draw_bar)
 
-    def head(self, card: CardView, width: int) -> str:
-        """Draw the line above the bars."""
+    def column(self, card: CardView, labels: Mapping[str, Label], width: int) -> Column:
         state = card.state
         gpu = state.card
-        core, memory = state.core_used, state.memory_used
-        style = WARNING if core > gpu.core or memory > gpu.memory else ""
-        return self._head(gpu.index, card.mode, state.gpuid, gpu.healthy, state.idle, core, memory, style, width)
-
-    def core(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
-        gpu = card.state.card
-        holders = tuple([labels[use.pod] for use in card.uses])
-        return self._bar(tuple([use.core for use in card.uses]), gpu.core, holders, gpu.healthy, width)
-
-    def memory(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
-        if card.slices:
-            return self._sliced_memory(card, labels, width)
-        gpu = card.state.card
-        holders = tuple([labels[use.pod] for use in card.uses])
-        return self._bar(tuple([use.memory for use in card.uses]), gpu.memory, holders, gpu.healthy, width)
+        column = self._column(
+            (gpu.index, card.mode, state.gpuid, gpu.healthy, state.shares == 0, state.core_used, state.memory_used),
+            gpu.core,
+            gpu.memory,
+            tuple([(labels[use.pod], use.core, use.memory) for use in card.uses]),
+            width,
+        )
+        return column._replace(memory=self._sliced_memory(card, labels, width)) if card.slices else column
 
     def slices(self, card: CardView, width: int) -> str:
         """Return the names of the slices, each below its section of the bar for memory."""
@@ -62,6 +66,22 @@ class CardBars:
     def _finished(self, line: Line, width: int) -> str:
         return self._pen.paint_line(line.cut(width)).padded(width)
 
+    def _draw_column(
+        self, head: _HeadKey, core: int, memory: int, uses: Sequence[tuple[Label, int, int]], width: int
+    ) -> Column:
+        """Draw a card with this core and memory.
+
+        Args:
+            uses: the core and memory that each pod holds of it.
+        """
+        healthy = head[3]
+        holders = tuple([label for label, _, _ in uses])
+        return Column(
+            self._draw_head(*head, core, memory, width),
+            self._bar(tuple([held for _, held, _ in uses]), core, holders, healthy, width),
+            self._bar(tuple([held for _, _, held in uses]), memory, holders, healthy, width),
+        )
+
     def _draw_head(
         self,
         index: int,
@@ -69,18 +89,14 @@ class CardBars:
         gpuid: str,
         healthy: bool,
         idle: bool,
+        core_used: int,
+        memory_used: int,
         core: int,
         memory: int,
-        style: str,
         width: int,
     ) -> str:
-        """Draw the line above the bars.
-
-        Args:
-            core: what pods hold, as `memory`.
-            style: the style of these amounts.
-        """
-        used = _used(core, memory)
+        """Draw the line above the bars of a card with this core and memory."""
+        used = _used(core_used, memory_used)
         line = Line((str(index), "bold"), (f" {mode.upper()}" if mode else "", ""))
         if gpuid:
             left = width - line.width - len(used) - 2
@@ -91,7 +107,7 @@ class CardBars:
             line.add(" idle", IDLE)
         # The note "unhealthy" is more important than the amounts, which the bars show too.
         if not idle and (healthy or line.width + len(used) < width):
-            line.add(f" {used}", style)
+            line.add(f" {used}", WARNING if core_used > core or memory_used > memory else "")
         return self._finished(line, width)
 
     def _draw_bar(self, amounts: Sequence[int], total: int, holders: Sequence[Label], healthy: bool, width: int) -> str:

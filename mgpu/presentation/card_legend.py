@@ -31,7 +31,7 @@ _COLOURS = (
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _UNKNOWN, _MORE = "?", "+"
 _LONGEST_CONSTRAINTS = 60  # characters
-_REMEMBERED = 4096
+_REMEMBERED = 16_384
 """The most texts that are remembered. Users choose the amounts, so their number has no limit."""
 GAP = 3  # blanks between columns
 
@@ -166,7 +166,7 @@ def _held(on: Sequence[tuple[CardView, CardUse]], slices: str, *, several: bool)
         bool(use.occupies),
         slices,
         tuple([(card.state.card.type, card.state.card.index, use.core, use.memory) for card, use in on]),
-        None if use.constraints == NO_CONSTRAINTS else use.constraints,
+        use.constraints if use.constraints != NO_CONSTRAINTS else None,
     )
 
 

@@ -120,16 +120,16 @@ class _Boxes:
         rows = -(-len(cards) // max(1, room // (narrowest + GAP)))
         per_row = -(-len(cards) // rows)
         bar = min(_WIDEST, room // per_row - GAP)
-        draws = self._cards
         for start in range(0, len(cards), per_row):
             shown = cards[start : start + per_row]
             if start:
                 yield _EMPTY
-            yield self._row("", [draws.head(card, bar) for card in shown], bar)
-            yield self._row("core", [draws.core(card, labels, bar) for card in shown], bar)
-            yield self._row("mem", [draws.memory(card, labels, bar) for card in shown], bar)
+            columns = [self._cards.column(card, labels, bar) for card in shown]
+            yield self._row("", [column.head for column in columns], bar)
+            yield self._row("core", [column.core for column in columns], bar)
+            yield self._row("mem", [column.memory for column in columns], bar)
             if any(card.slices for card in shown):
-                yield self._row("cut", [draws.slices(card, bar) for card in shown], bar)
+                yield self._row("cut", [self._cards.slices(card, bar) for card in shown], bar)
 
     def _row(self, name: str, cells: Sequence[str], width: int) -> Painted:
         return Painted(self._gap.join([self._names[name], *cells]), _GUTTER - GAP + len(cells) * (GAP + width))

@@ -64,8 +64,11 @@ def _parts(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 def show_json(value: Any) -> None:
     """Print a value as indented JSON. All characters that are not printable are escaped, even if JSON allows them."""
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
-    click.echo(_BEYOND_ASCII.sub(_escape, text))
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    if text.isascii() and b"\x7f" not in text:  # orjson escapes all other control characters.
+        click.echo(text)
+    else:
+        click.echo(_BEYOND_ASCII.sub(_escape, text.decode()))
 
 
 def _escape(match: re.Match[str]) -> str:
