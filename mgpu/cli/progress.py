@@ -1,6 +1,6 @@
 """Shows on stderr that a command lists the objects of the API server, how many it has read, and why it does so.
 
-`mgpu.cli.cluster_reading` and `mgpu explain` use it. Only a terminal gets the line, so that the output of scripts does
+`mgpu.cli.sources` uses it. Only a terminal gets the line, so that the output of scripts does
 not change.
 """
 
