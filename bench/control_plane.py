@@ -94,8 +94,11 @@ def plain_server(assets: Path) -> Iterator[Server]:
 
 @contextmanager
 def mgpu_server(assets: Path) -> Iterator[tuple[Server, str]]:
-    """Run an API server with mgpu's webhook and scheduler. The value has the URL of mgpu's extender, too."""
+    """Run an API server with mgpu's webhook, scheduler and policies. The value has the URL of mgpu's extender, too."""
     with Cluster([], assets=str(assets), controllers=False) as cluster:
+        for policy in yaml.safe_load_all((MANIFESTS / "base" / "scheduler-policy.yaml").read_text()):
+            kind = "policies" if policy["kind"].endswith("Policy") else "policybindings"
+            cluster.api.create(f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}", policy)
         folder = cluster.folder / "api"
         pids = _api_pids(folder)
         for name, process in cluster.processes.items():
