@@ -5,7 +5,6 @@ It writes nothing. The keys of its JSON must not change, because scripts rely on
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,9 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connection import cluster_options, current_namespace, report_api_errors
+from mgpu.cli.connection import current_namespace, report_api_errors
 from mgpu.cli.scheduler_source import Freshness, SchedulerSource
-from mgpu.cli.sources import Reading, Sources, source_options
+from mgpu.cli.sources import Reading, ReadingOptions, Sources, reading_options
 from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
@@ -53,21 +52,12 @@ Examples:
 @click.argument("name", metavar="[TYPE/]NAME")
 @click.option("-n", "--namespace", default="", help="Namespace of the pod.  [default: the one that kubectl uses]")
 @click.option("--node", "nodes", multiple=True, help="Evaluate only this node, and list its cards; may be repeated.")
-@source_options
-@cluster_options
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@reading_options
 def command(
     name: str,
     namespace: str,
     nodes: tuple[str, ...],
-    source: str,
-    watches: bool,
-    interval: float,
-    kubeconfig: str,
-    context: str,
-    config: Path | None,
-    output: str,
+    options: ReadingOptions,
 ) -> None:
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
@@ -77,8 +67,8 @@ def command(
     settings are invalid.
     """
     kind, name = _kind(name)
-    sources = Sources(kubeconfig, context, config, source)
-    namespace = namespace or current_namespace(kubeconfig, context)
+    sources = Sources(options)
+    namespace = namespace or current_namespace(options.kubeconfig, options.context)
 
     def read() -> Reading[Explanation] | None:
         with report_api_errors():
@@ -90,7 +80,7 @@ def command(
             lambda scheduler: _ask(scheduler, kind, raw, nodes), lambda: _explain(sources, kind, raw, nodes)
         )
 
-    show_once_or_watch(read, Output(_json, _text, output == "json"), interval if watches else None)
+    show_once_or_watch(read, Output(_json, _text, options.as_json), options.interval)
 
 
 def _ask(scheduler: SchedulerSource, kind: str, raw: Raw, nodes: tuple[str, ...]) -> tuple[Explanation, Freshness]:

@@ -6,14 +6,12 @@ of a gang does not fit. Without a scheduler to ask, it runs the engine itself, i
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
 from mgpu.cli.cluster_objects import ClusterLists, Raw
-from mgpu.cli.connection import cluster_options
 from mgpu.cli.inspect import overview_json, render_overview
-from mgpu.cli.sources import Reading, Sources, read_cluster, source_options
+from mgpu.cli.sources import Reading, ReadingOptions, Sources, read_cluster, reading_options
 from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.kube import Api
 from mgpu.model.gangs import gang_name
@@ -35,19 +33,10 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NODE...]")
-@source_options
-@cluster_options
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@reading_options
 def command(
     names: tuple[str, ...],
-    source: str,
-    watches: bool,
-    interval: float,
-    kubeconfig: str,
-    context: str,
-    config: Path | None,
-    output: str,
+    options: ReadingOptions,
 ) -> None:
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
 
@@ -63,7 +52,7 @@ def command(
     The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
     settings are invalid.
     """
-    sources = Sources(kubeconfig, context, config, source)
+    sources = Sources(options)
 
     def read() -> Reading[ClusterAnswer] | None:
         found = read_cluster(sources, _incomplete_gangs)
@@ -72,9 +61,9 @@ def command(
     prints: Output[ClusterAnswer] = Output(
         lambda found: overview_json(found.overview, found.gangs),
         lambda found: render_overview(found.overview, found.gangs),
-        output == "json",
+        options.as_json,
     )
-    show_once_or_watch(read, prints, interval if watches else None)
+    show_once_or_watch(read, prints, options.interval)
 
 
 def _only(answer: ClusterAnswer, names: Sequence[str]) -> ClusterAnswer:

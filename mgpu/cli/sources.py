@@ -4,6 +4,7 @@ The scheduler is asked first (`mgpu.cli.scheduler_source`). If it cannot be aske
 API server, and says so.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from mgpu.cli import cluster_objects
 from mgpu.cli.cluster_objects import ClusterLists
-from mgpu.cli.connection import NAMESPACE, F, read_installed_settings, report_api_errors
+from mgpu.cli.connection import NAMESPACE, cluster_options, read_installed_settings, report_api_errors
 from mgpu.cli.inspect import overview_of
 from mgpu.cli.progress import CountingApi, listing
 from mgpu.cli.scheduler_source import Freshness, SchedulerSource, Unavailable
@@ -31,26 +32,75 @@ STALE_SECONDS = 10
 _SECONDS = 2.0
 
 
-def source_options(command: F) -> F:
-    """Add the options --from, --watch and --interval to a command."""
-    source = click.option(
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """What the user has chosen with the options of `reading_options`.
+
+    Attributes:
+        config: a settings file. With it, the API server is asked, since the scheduler has its own settings.
+        interval: the seconds between two looks; None to look once.
+    """
+
+    source: str
+    kubeconfig: str
+    context: str
+    config: Path | None
+    interval: float | None
+    as_json: bool
+
+
+def reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a command that reads the cluster. The command gets them as the argument `options`."""
+
+    @functools.wraps(command)
+    def with_options(
+        source: str,
+        watches: bool,
+        interval: float,
+        kubeconfig: str,
+        context: str,
+        config: Path | None,
+        output: str,
+        **own: object,
+    ) -> None:
+        chosen = ReadingOptions(
+            source, kubeconfig, context, config, interval if watches else None, as_json=output == "json"
+        )
+        command(options=chosen, **own)
+
+    decorated: Callable[..., None] = with_options
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+_OPTIONS = (
+    click.option(
         "--from",
         "source",
         type=click.Choice([AUTO, SCHEDULER, API]),
         default=AUTO,
         show_default=True,
         help="Whom to ask. auto asks the scheduler and, if it does not answer, the API server.",
-    )
-    text = "Show the output again whenever it changes, until Ctrl-C."
-    watch = click.option("-w", "--watch", "watches", is_flag=True, help=text)
-    interval = click.option(
+    ),
+    click.option(
+        "-w",
+        "--watch",
+        "watches",
+        is_flag=True,
+        help="Show the output again whenever it changes, until Ctrl-C.",
+    ),
+    click.option(
         "--interval",
         type=click.FloatRange(min=1.0),
         default=_SECONDS,
         show_default=True,
         help="With --watch: the seconds between two looks.",
-    )
-    return source(watch(interval(command)))
+    ),
+    cluster_options,
+    click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]"),
+    click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +118,17 @@ class Reading(Generic[T]):
 class Sources:
     """The cluster of a kubeconfig, asked through the scheduler or the API server.
 
-    Args:
-        config: a settings file of the user. With it, the API server is asked, since the scheduler has its own settings.
-
     Raises:
         BadObject: if the kubeconfig is invalid, or if `source` and `config` contradict.
     """
 
-    def __init__(self, kubeconfig: str, context: str, config: Path | None, source: str) -> None:
-        if config and source == SCHEDULER:
+    def __init__(self, options: ReadingOptions) -> None:
+        if options.config and options.source == SCHEDULER:
             raise click.UsageError("--config needs --from api: the scheduler answers by its own settings")
-        self.api: Api = CountingApi.connect(kubeconfig, context=context, timeout=30.0)
-        self._config = config
+        self.api: Api = CountingApi.connect(options.kubeconfig, context=options.context, timeout=30.0)
+        self._config = options.config
         self._scheduler = SchedulerSource(self.api, NAMESPACE)
-        self._source = source
+        self._source = options.source
 
     def settings(self) -> Settings:
         return read_installed_settings(self.api, self._config)[0]

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.connection import cluster_options
-from mgpu.cli.sources import Sources, read_cluster, source_options
+from mgpu.cli.sources import ReadingOptions, Sources, read_cluster, reading_options
 from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
@@ -47,20 +45,11 @@ _BAR_WIDTH = 8
     show_default=True,
     help="The most rows of a table. JSON has all rows.",
 )
-@source_options
-@cluster_options
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@reading_options
 def command(
     sort: str,
     limit: int,
-    source: str,
-    watches: bool,
-    interval: float,
-    kubeconfig: str,
-    context: str,
-    config: Path | None,
-    output: str,
+    options: ReadingOptions,
 ) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
@@ -69,23 +58,20 @@ def command(
     pods that wait, and "gated" the number of those of them that have scheduling gates. The exit code is 1 if the
     cluster cannot be read, and 2 if an option, the kubeconfig or the settings are invalid.
     """
-    sources = Sources(kubeconfig, context, config, source)
+    sources = Sources(options)
     prints: Output[ClusterAnswer] = Output(
-        lambda found: _json(found.overview, sort), lambda found: _render(found.overview, sort, limit), output == "json"
+        lambda found: _json(found.overview, sort), lambda found: _render(found.overview, sort, limit), options.as_json
     )
-    show_once_or_watch(lambda: read_cluster(sources), prints, interval if watches else None)
-
-
-def _cluster(found: Overview) -> Figures:
-    return utilization.sum_cards("cluster", ((node.name, card) for node in found.nodes for card in node.cards))
+    show_once_or_watch(lambda: read_cluster(sources), prints, options.interval)
 
 
 def _json(found: Overview, sort: str) -> dict[str, Any]:
+    nodes = utilization.by_node(found.nodes)
     return {
-        "cluster": utilization.figures_json(_cluster(found)),
+        "cluster": utilization.figures_json(utilization.add("cluster", nodes)),
         "fragmentation": utilization.fragmentation_json(utilization.fragmentation(found.nodes)),
         "models": [utilization.figures_json(row) for row in utilization.by_model(found.nodes)],
-        "nodes": [utilization.figures_json(row) for row in sorted(utilization.by_node(found.nodes), key=SORTS[sort])],
+        "nodes": [utilization.figures_json(row) for row in sorted(nodes, key=SORTS[sort])],
         "holders": [utilization.holder_json(row) for row in utilization.holders(found.nodes)],
         "pending": len(found.pending),
         "gated": len(found.gated),
@@ -93,11 +79,11 @@ def _json(found: Overview, sort: str) -> dict[str, Any]:
 
 
 def _render(found: Overview, sort: str, limit: int) -> Group:
-    total = _cluster(found)
+    nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
+    total = utilization.add("cluster", nodes)
     if not total.cards:
         return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
     models = utilization.by_model(found.nodes)
-    nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     parts: list[RenderableType] = [
         *(Text(line) for line in _summary(total, len(found.pending) - len(found.gated), len(found.gated))),
         Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),

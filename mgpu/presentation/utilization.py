@@ -3,10 +3,10 @@
 `mgpu top` prints the results. Scripts read the keys that the JSON functions return, so the keys must not change.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mgpu.presentation.card_views import CardUse, CardView, NodeView, percent
 
@@ -75,8 +75,7 @@ class Fragmentation:
     partitioned: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A pod with the sum of its holdings. Its core is in thousandths of a card, and its memory is in bytes."""
 
     pod: str
@@ -98,59 +97,83 @@ SORTS: Mapping[str, Callable[[Figures], tuple[Any, ...]]] = MappingProxyType(
 )
 
 
-def sum_cards(name: str, rows: Iterable[tuple[str, CardView]]) -> Figures:
-    """Return the figures of these cards.
-
-    Args:
-        rows: the name of the node and the card, for each card.
-    """
-    rows = list(rows)
-    states = [view.state for _, view in rows]
-    return Figures(
-        name,
-        nodes=len({node for node, _ in rows}),
-        cards=len(states),
-        idle=sum(s.idle and s.card.healthy for s in states),
-        unhealthy=sum(not s.card.healthy for s in states),
-        core_used=sum(min(s.core_used, s.card.core) for s in states),
-        core=sum(s.card.core for s in states),
-        memory_used=sum(min(s.memory_used, s.card.memory) for s in states),
-        memory=sum(s.card.memory for s in states),
-        models=tuple(sorted({s.card.model or _UNKNOWN_MODEL for s in states})),
-    )
-
-
 def by_node(nodes: Iterable[NodeView]) -> list[Figures]:
     """Return the figures of each node with cards, in the order of `nodes`."""
-    return [sum_cards(node.name, ((node.name, card) for card in node.cards)) for node in nodes if node.cards]
+    return [_node(node) for node in nodes if node.cards]
 
 
 def by_model(nodes: Iterable[NodeView]) -> list[Figures]:
     """Return the figures of each card model, sorted by model."""
-    found: dict[str, list[tuple[str, CardView]]] = {}
+    found: dict[str, list[Figures]] = {}
     for node in nodes:
-        for view in node.cards:
-            found.setdefault(view.state.card.model or _UNKNOWN_MODEL, []).append((node.name, view))
-    return [sum_cards(model, found[model]) for model in sorted(found)]
+        for model, views in _models(node).items():
+            found.setdefault(model, []).append(_cards(model, (model,), views))
+    return [add(model, found[model]) for model in sorted(found)]
+
+
+def add(name: str, rows: Sequence[Figures]) -> Figures:
+    """Return the figures of all rows together, which have no card and no node in common."""
+    return Figures(
+        name,
+        nodes=sum([row.nodes for row in rows]),
+        cards=sum([row.cards for row in rows]),
+        idle=sum([row.idle for row in rows]),
+        unhealthy=sum([row.unhealthy for row in rows]),
+        core_used=sum([row.core_used for row in rows]),
+        core=sum([row.core for row in rows]),
+        memory_used=sum([row.memory_used for row in rows]),
+        memory=sum([row.memory for row in rows]),
+        models=tuple(sorted({model for row in rows for model in row.models})),
+    )
+
+
+def _node(node: NodeView) -> Figures:
+    return _cards(node.name, tuple(sorted(_models(node))), node.cards)
+
+
+def _models(node: NodeView) -> dict[str, list[CardView]]:
+    """Return the cards of each model."""
+    found: dict[str, list[CardView]] = {}
+    for view in node.cards:
+        found.setdefault(view.state.card.model or _UNKNOWN_MODEL, []).append(view)
+    return found
+
+
+def _cards(name: str, models: tuple[str, ...], views: Sequence[CardView]) -> Figures:
+    """Return the figures of cards of one node. One loop, since a large cluster has tens of thousands of cards."""
+    idle = unhealthy = core_used = core = memory_used = memory = 0
+    for view in views:
+        state = view.state
+        card = state.card
+        if not card.healthy:
+            unhealthy += 1
+        elif state.idle:
+            idle += 1
+        core += card.core
+        core_used += state.core_used if state.core_used < card.core else card.core
+        memory += card.memory
+        memory_used += state.memory_used if state.memory_used < card.memory else card.memory
+    return Figures(name, 1, len(views), idle, unhealthy, core_used, core, memory_used, memory, models)
 
 
 def fragmentation(nodes: Iterable[NodeView]) -> Fragmentation:
     views = [view for node in nodes for view in node.cards if view.state.card.healthy]
     whole = [view.state for view in views if not view.mode]
     idle = [s for s in whole if s.idle]
-    part = [s for s in whole if not s.idle and s.core_free and s.memory_free]
-    useless = [s for s in whole if not s.idle and not (s.core_free and s.memory_free)]
+    free = [(s.core_free, s.memory_free) for s in whole if not s.idle]
+    part = [(core, memory) for core, memory in free if core and memory]
+    useless = [(core, memory) for core, memory in free if not (core and memory)]
     return Fragmentation(
         idle=len(idle),
         idle_core=sum(s.core_free for s in idle),
         idle_memory=sum(s.memory_free for s in idle),
         part=len(part),
-        part_core=sum(s.core_free for s in part),
-        part_memory=sum(s.memory_free for s in part),
-        most_core=max((s.core_free for s in part), default=0),
-        most_memory=max((s.memory_free for s in part), default=0),
-        useless_core=sum(s.core_free for s in useless),
-        useless_memory=sum(s.memory_free for s in useless),
+        part_core=sum([core for core, _ in part]),
+        part_memory=sum([memory for _, memory in part]),
+        most_core=max([core for core, _ in part], default=0),
+        most_memory=max([memory for _, memory in part], default=0),
+        useless_core=sum([core for core, _ in useless]),
+        useless_memory=sum([memory for _, memory in useless]),
         partitioned=len(views) - len(whole),
     )
 
@@ -167,18 +190,17 @@ def holders(nodes: Iterable[NodeView]) -> list[Holder]:
             for use in view.uses:
                 if use.certain:
                     uses.setdefault(use.pod, []).append((node.name, use))
-    rows = (
-        Holder(
-            pod,
-            held[0][1].dialect,
-            tuple(sorted({node for node, _ in held})),
-            len(held),
-            sum(use.core for _, use in held),
-            sum(use.memory for _, use in held),
-        )
-        for pod, held in uses.items()
-    )
+    rows = [_holder(pod, held) for pod, held in uses.items()]
     return sorted(rows, key=lambda row: (-row.core, -row.memory, row.pod))
+
+
+def _holder(pod: str, held: Sequence[tuple[str, CardUse]]) -> Holder:
+    node, use = held[0]
+    if len(held) == 1:
+        return Holder(pod, use.dialect, (node,), 1, use.core, use.memory)
+    nodes = tuple(sorted({name for name, _ in held}))
+    core, memory = sum(use.core for _, use in held), sum(use.memory for _, use in held)
+    return Holder(pod, use.dialect, nodes, len(held), core, memory)
 
 
 def figures_json(row: Figures) -> dict[str, Any]:

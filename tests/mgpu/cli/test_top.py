@@ -86,7 +86,7 @@ def test_holders_are_sorted_by_their_holdings() -> None:
 
 @pytest.mark.parametrize("sort", sorted(SORTS))
 def test_every_sort_order_ends_in_the_name(sort: str) -> None:
-    twins = [utilization.sum_cards(name, ()) for name in "cab"]
+    twins = [utilization.add(name, ()) for name in "cab"]
     assert [row.name for row in sorted(twins, key=SORTS[sort])] == ["a", "b", "c"]
 
 
