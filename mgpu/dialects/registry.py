@@ -6,6 +6,7 @@ Mainly `mgpu.dialects`, the scheduler and the webhook use it. To add a dialect, 
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from mgpu.dialects import gpushare, koordinator, mgpu, slices
 from mgpu.dialects.protocol import Dialect
@@ -24,6 +25,8 @@ annotation must not use another vocabulary."""
 
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
 _RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
+_MAX_CACHED_KEY = 128
+"""The most characters of a key that is remembered, since users choose the keys."""
 _RESOURCE_PREFIXES = tuple(prefix for dialect in ALL for prefix in dialect.RESOURCE_PREFIXES)
 
 
@@ -80,4 +83,16 @@ def is_placement_annotation(key: str) -> bool:
     Disabled vocabularies count too, since a vocabulary may be enabled while the pod exists. The function first compares
     prefixes, because a pod may have 20,000 annotations and nearly all of them have none of the prefixes.
     """
-    return key.startswith(_RECORD_KEYS) and (key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL))
+    if not key.startswith(_RECORD_KEYS):
+        return False
+    if len(key) > _MAX_CACHED_KEY:
+        return _is_owned(key)
+    return _is_owned_cached(key)
+
+
+def _is_owned(key: str) -> bool:
+    return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
+
+
+_is_owned_cached = lru_cache(maxsize=1024)(_is_owned)
+"""The pods of a cluster name their containers much alike, so their records have the same few keys."""

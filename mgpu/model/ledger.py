@@ -268,7 +268,9 @@ class Ledger:
 
     def group_cards(self, group: Group | None, without: str = "") -> tuple[GroupCard, ...]:
         """Return the cards that a group holds, by node and card; () if `group` is None. `without` is as in `cards`."""
-        held = [h for h in (self.members(group) if group else ()) if h.uid != without]
+        if group is None:
+            return ()
+        held = [h for h in self.members(group) if h.uid != without]
         cards = {GroupCard(h.node, self._name(h.node, s)) for h in held for s in h.shares if s.type == GPU}
         return tuple(sorted(cards, key=lambda card: (card.node, len(card.card), card.card)))
 

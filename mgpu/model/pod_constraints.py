@@ -58,6 +58,8 @@ class Constraints:
 
     @property
     def groups(self) -> tuple[Group, ...]:
+        if self.spread is None and self.same_card is None:
+            return ()  # Nearly all pods have no groups, and this is read with every change of a holding.
         return tuple(group for group in (self.spread, self.same_card) if group)
 
     @property

@@ -112,7 +112,7 @@ class Holdings:
         has_record = unreadable is not None or gpu_pod.finding is not None
         dialect = gpu_pod.dialect
         given = self._nodes.given(pod.node).get(pod.uid, ())
-        slices = tuple(share for share in given if share.type != GPU)
+        slices = tuple(share for share in given if share.type != GPU) if given else ()
         is_bare = shares is None and self._is_bare(gpu_pod, has_record=has_record)
         if shares is None and slices:
             shares = ()
@@ -125,8 +125,9 @@ class Holdings:
                 return
             shares = () if is_bare else shares_on_unknown_cards(gpu_pod, has_record=has_record)
         # A slice that the node reports as given to the pod is not free, whatever the record says.
-        named = {(share.type, share.card) for share in shares}
-        shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
+        if slices:
+            named = {(share.type, share.card) for share in shares}
+            shares = (*shares, *(s for s in slices if (s.type, s.card) not in named))
         holding = self._holding_of(gpu_pod, dialect, shares)
         if holding == self.ledger.holding(pod.uid) and not pod.deleting:
             # Most events end here. If the pod is being deleted, HoldingsChanged must be published all the same,
@@ -293,6 +294,8 @@ class Holdings:
         node = self._nodes.get(name)
         mode = node.labels.get(LABEL) if node else None
         for share in shares:
+            if share.type == GPU:
+                continue
             slice_name = slice_of_resource(RESOURCE_PREFIX + share.type)
             if slice_name and mode_of(slice_name) != mode:
                 card = place_of(share.card)[0] if isinstance(share.card, int) else None
