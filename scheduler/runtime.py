@@ -11,21 +11,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from mgpu import dialects
-from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api, Unreachable
 from mgpu.kube.events import Recorder
 from mgpu.kube.fence import FencedApi
 from mgpu.kube.leader import WRITE_SECONDS, Leader
 from mgpu.kube.reflector import Reflector
-from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import RetryLater
-from mgpu.model.gangs import POD_GROUP_PATHS
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -40,7 +35,6 @@ from scheduler.cluster.events import (
     PodUndecided,
 )
 from scheduler.decisions.decider import Decider
-from scheduler.decisions.disruption_budgets import PATH as BUDGETS_PATH
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
@@ -54,18 +48,11 @@ from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
 from scheduler.partitioning.partition_controller import PartitionController
 from scheduler.partitioning.plan_writer import PlanWriter
+from scheduler.watches import Watches
 
 log = logging.getLogger(__name__)
 
 _LEASE = "mgpu-scheduler"
-_SILENT_SECONDS = 30.0
-"""How long a watch may be broken before this replica is not ready."""
-_WATCH_SECONDS = 30
-"""The duration of a watch request.
-
-A half-open connection delivers no events until its request ends, and the scheduler must not decide on outdated objects
-for long.
-"""
 _ROUND_SECONDS = 0.1
 """The interval at which the supervisor checks the term and the overdue reservations."""
 _REFRESH_SECONDS = 120.0
@@ -131,41 +118,12 @@ class Process:
         self._leader = self._candidate() if own.leader_elect else None
         self._label = LeaderLabel(api, own.namespace, own.pod_uid, self.not_deciding_reason) if own.pod_uid else None
         self._subscribe()
-        self._watches = self._required_watches()
-        # This replica answers without waiting for these watches. Without PodDisruptionBudgets, victims are chosen as if
-        # there were none. A ConfigMap is read again before it is written. The pods of an unknown PodGroup are placed
-        # one by one.
-        watch = partial(Reflector, watch_seconds=_WATCH_SECONDS, optional=True)
-        configs = self.planning.configs
-        self._optional_watches = {
-            "budgets": watch(api, BUDGETS_PATH, disruptions.changed, disruptions.gone),
-            "slice-configs": watch(api, plan_writer.maps, configs.changed, configs.gone, plan_writer.only_map),
-        }
-        gangs = self.state.gangs
-        for source, path in POD_GROUP_PATHS.items():
-            changed, gone = (partial(act, source) for act in (gangs.pod_group_changed, gangs.pod_group_gone))
-            self._optional_watches[f"podgroups.{source}"] = watch(api, path, changed, gone)
+        self._watches = Watches(api, settings, self.state, disruptions, self.planning, plan_writer)
         self._observed_term = -1
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._writers: list[threading.Thread] = []
         self._leadership_threads: list[threading.Thread] = []
-
-    def _required_watches(self) -> dict[str, Reflector]:
-        """Return the watches that must be in sync before this replica answers, by their names in the metrics."""
-        state = self.state
-        mtgpupods = state.mtgpupods
-        watch = partial(Reflector, self.api, watch_seconds=_WATCH_SECONDS)
-        watches = {
-            "nodes": watch("/api/v1/nodes", state.node_changed, state.node_gone),
-            "devices": watch(f"/apis/{DEVICE_API}/devices", state.device_changed, state.device_gone, optional=True),
-            "pods": watch("/api/v1/pods", state.pod_changed, state.pod_gone),
-            "mtgpupods": watch(mtgpu.COLLECTION, mtgpupods.mtgpupod_changed, mtgpupods.mtgpupod_gone, optional=True),
-        }
-        for lists in dialects.unhealthy_card_lists(self.settings):
-            path = f"/api/v1/namespaces/{lists.namespace}/configmaps"
-            watches["configmaps"] = watch(path, state.configmap_changed, state.configmap_gone, optional=True)
-        return watches
 
     def _subscribe(self) -> None:
         self.state.subscribe(CardsFreed, self.announcements.cards_freed)
@@ -208,19 +166,13 @@ class Process:
         """End the watches and the threads, after `end`."""
         if not self._stop.is_set():
             self.end()
-        for watch in self.watches().values():
-            watch.stop()
+        self._watches.stop()
         for thread in self._threads:
             thread.join(2)
 
     def not_ready_reason(self) -> str | None:
         """Return why this replica is not ready, or None. A replica need not lead to be ready."""
-        for name, watch in self._awaited_watches():
-            if not watch.synced:
-                return f"not in sync yet: {name}"
-            if watch.broken_for > _SILENT_SECONDS:
-                return f"the API server has not answered for {watch.broken_for:.0f} s: {name}"
-        return None
+        return self._watches.not_ready_reason()
 
     def not_deciding_reason(self) -> str | None:
         return self.not_ready_reason() or self._not_leading_reason()
@@ -244,13 +196,11 @@ class Process:
 
     def watches(self) -> Mapping[str, Reflector]:
         """Return all watches by the names under which the metrics show them."""
-        return {**self._watches, **self._optional_watches}
+        return self._watches.all()
 
     def may_answer(self) -> None:
         """Raise RetryLater while the cache is not complete yet."""
-        for name, watch in self._awaited_watches():
-            if not watch.synced:
-                raise RetryLater(f"not in sync yet: {name}")
+        self._watches.check_synced()
 
     def may_decide(self) -> None:
         """Raise RetryLater while this replica must not decide. Unlike for readiness, a watch may be broken."""
@@ -266,20 +216,8 @@ class Process:
 
     def _may_serve_mtgpupods(self) -> None:
         self.may_decide()
-        watch = self._watches["mtgpupods"]
-        if watch.forbidden or not watch.synced:
+        if not self._watches.knows_mtgpupods():
             raise Unreachable("MtgpuPods are unknown: this process is not allowed to list and watch mtgpupods")
-
-    def _awaited_watches(self) -> Iterator[tuple[str, Reflector]]:
-        """Yield the watches that must be in sync.
-
-        The watch of MtgpuPods is left out if this process has been forbidden to read them for some time. It then serves
-        no MtgpuPods, and knows those that have a card from their Pods and occupy pods. It does not give up at once,
-        because an API server that has just started may forbid a request that it allows later.
-        """
-        for name, watch in self._watches.items():
-            if name != "mtgpupods" or not watch.forbidden or watch.broken_for <= _SILENT_SECONDS:
-                yield name, watch
 
     def _candidate(self) -> Leader:
         own = self.settings.scheduler
@@ -316,9 +254,8 @@ class Process:
         """Start the watches and wait for them. Then catch up in each new term, and check overdue reservations."""
         self._start_leadership()
         first_term = self._term() if self.leading else -1
-        for watch in self.watches().values():
-            watch.start()
-        while not all(watch.wait_synced(_ROUND_SECONDS) for _, watch in self._awaited_watches()):
+        self._watches.start()
+        while not self._watches.wait_synced(_ROUND_SECONDS):
             if self._stop.is_set():
                 return
         _freeze()  # Otherwise full garbage collections take as much time as learning does.
@@ -369,7 +306,7 @@ class Process:
         """Begin a term after new lists, because the watches may not have delivered all that the last leader wrote."""
         term = self._term()
         writable = ("nodes", "mtgpupods", "pods")
-        if all(watch.refresh(_REFRESH_SECONDS) for name, watch in self._awaited_watches() if name in writable):
+        if self._watches.refresh(writable, _REFRESH_SECONDS):
             self._begin_term(term)
 
     def _begin_term(self, term: int) -> None:

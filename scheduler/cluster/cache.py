@@ -1,8 +1,9 @@
 """Caches nodes, cards, GPU pods and their holdings, as the API server reports them and as this process decides them.
 
-`scheduler.runtime` creates the `ClusterCache` and connects informers to its methods `…_changed` and `…_gone`;
-`mgpu explain` fills one from lists. Reservations, MtgpuPods and partition plans have facades of their own
-(`reservations`, `mtgpupods`, `partitions`), which share the lock and the data of the cache.
+`scheduler.watches` connects informers to the methods `…_changed` and `…_gone` of the `ClusterCache`; `mgpu explain`
+fills one from lists. This module changes the data, and `scheduler.cluster.cluster_queries` reads it for others.
+Reservations, MtgpuPods and partition plans have facades of their own (`reservations`, `mtgpupods`, `partitions`), which
+share the lock and the data of the cache.
 
 What must hold:
 
@@ -16,22 +17,17 @@ What must hold:
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mgpu.dialects import mtgpu
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.dialects.watched_pods import content_of
 from mgpu.kube.events import pod_reference
 from mgpu.model import device_object
-from mgpu.model.agent_pods import AgentPod
-from mgpu.model.cards import Card, CardState
 from mgpu.model.device_checkpoints import UNLISTED_PODS
-from mgpu.model.gpu_requests import GpuRequest, Rejection
-from mgpu.model.groups import GroupCard
-from mgpu.model.ledger import Holding
-from mgpu.model.pods import Node, Pod, read_node
+from mgpu.model.pods import Node, read_node
 from mgpu.settings import Settings
+from scheduler.cluster.cluster_queries import ClusterQueries
 from scheduler.cluster.events import (
     CardsFreed,
     HoldingsChanged,
@@ -44,40 +40,27 @@ from scheduler.cluster.events import (
 )
 from scheduler.cluster.forecast import LEARNING_POLICIES, Forecast
 from scheduler.cluster.gangs import Gangs
-from scheduler.cluster.gpu_pods import GpuPod, node_left, occupied_gpuid, with_current_labels
+from scheduler.cluster.gpu_pods import GpuPod, node_left, with_current_labels
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.mtgpupod_cache import MtgpuPodCache
 from scheduler.cluster.mtgpupod_holdings import MtgpuPodHoldings, own_pod
 from scheduler.cluster.mtgpupod_objects import MtgpuPodObjects, pod_text, text_of_gone_pod
-from scheduler.cluster.node_agents import NodeAgents, brief_problem, detailed_problem
-from scheduler.cluster.node_snapshots import NodeContents, NodeSnapshot, NodeSnapshots
+from scheduler.cluster.node_agents import NodeAgents
+from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.nodes import GivenShares, Nodes
 from scheduler.cluster.nominations import Nominations
 from scheduler.cluster.partitionable_nodes import PartitionableNodes
 from scheduler.cluster.pod_reader import PodReader, ReadPod
 from scheduler.cluster.pods import Pods
 from scheduler.cluster.reservation_cache import ReservationCache
-from scheduler.cluster.reservations import Reservation, Reservations
+from scheduler.cluster.reservations import Reservations
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.arrays.node_table import NodeTable
-
-NODES_PER_LOCK = 25
-"""The most nodes that are computed again while a lock is held, which takes less than 10 ms."""
 
 Raw = Mapping[str, Any]
 E = TypeVar("E")
-_PAUSE_SECONDS = 0.0005
 
 
-def pause() -> None:
-    """Let threads that wait for a lock have it, after it was released and before it is acquired again.
-
-    Locks of Python are not fair: without a pause, the thread that has released one acquires it again at once.
-    """
-    time.sleep(_PAUSE_SECONDS)
-
-
-class ClusterCache:
+class ClusterCache(ClusterQueries):
     """Owns the scheduler's data about the cluster.
 
     All methods may be called from any thread, but `pod_changed` and `pod_gone` only from one thread at a time.
@@ -95,29 +78,25 @@ class ClusterCache:
         self, settings: Settings, clock: Callable[[], float] = time.monotonic, records: RecordVerifier = UNSEALED
     ) -> None:
         own = settings.scheduler
+        events = Publisher()
+        nodes = Nodes(settings, events)
+        pods = Pods()
+        reservations = Reservations(own.reservation_seconds, clock)
+        holdings = Holdings(nodes, pods, reservations, events, clock)
+        nominations = Nominations(holdings.ledger, nodes, pods, settings)
+        snapshots = NodeSnapshots(
+            nodes, pods, holdings.ledger, nominations, record_changes=settings.node_policy in LEARNING_POLICIES
+        )
+        events.subscribe(HoldingsChanged, self._holdings_changed)
+        events.subscribe(PlanChanged, lambda event: self._set_cards(event.node))
+        agents = NodeAgents(own.namespace, events, rejects=own.require_ready_agents)
+        super().__init__(threading.RLock(), nodes, pods, agents, reservations, holdings, nominations, snapshots)
         self.records = records
         self.forecast = Forecast(settings)
         self.gangs = Gangs()
+        self._events = events
         self._reader = PodReader(settings, records)
-        self._lock = threading.RLock()
-        self._events = Publisher()
-        self._events.subscribe(HoldingsChanged, self._holdings_changed)
-        self._events.subscribe(PlanChanged, lambda event: self._set_cards(event.node))
-        self._nodes = Nodes(settings, self._events)
-        self._slices = self._nodes.slices
-        self._pods = Pods()
-        self._agents = NodeAgents(own.namespace, self._events, rejects=own.require_ready_agents)
-        self._reservations = Reservations(own.reservation_seconds, clock)
-        self._holdings = Holdings(self._nodes, self._pods, self._reservations, self._events, clock)
-        self._ledger = self._holdings.ledger
-        self._nominations = Nominations(self._ledger, self._nodes, self._pods, settings)
-        self._snapshots = NodeSnapshots(
-            self._nodes,
-            self._pods,
-            self._ledger,
-            self._nominations,
-            record_changes=settings.node_policy in LEARNING_POLICIES,
-        )
+        self._slices = nodes.slices
         self.reservations = ReservationCache(
             self._lock,
             self._pods,
@@ -254,199 +233,6 @@ class ClusterCache:
             self._pods.forget_uid(meta["namespace"], meta["name"], uid)
             self._mtgpu_objects.pod_changed(text_of_gone_pod(raw))
             self._publish_node_left(gpu_pod, None)
-
-    # Pods.
-
-    def uid_of(self, namespace: str, name: str) -> str | None:
-        """Return the UID of the pod with this name, or None if no such pod is cached. The pod need not request GPUs."""
-        with self._lock:
-            return self._pods.uid_of(namespace, name)
-
-    def gpu_pod(self, uid: str) -> GpuPod | None:
-        """Return the GPU pod with this UID, or None if no GPU pod with this UID is cached."""
-        with self._lock:
-            return self._pods.get(uid)
-
-    def gpu_pods(self) -> tuple[GpuPod, ...]:
-        """Return all GPU pods in no particular order."""
-        with self._lock:
-            return self._pods.all()
-
-    def reservation(self, uid: str) -> Reservation | None:
-        """Return the reservation of this pod, or None if it has none."""
-        with self._lock:
-            return self._reservations.get(uid)
-
-    def undecided_pods(self) -> tuple[str, ...]:
-        """Return the UIDs of the pods that need a late binding decision, sorted by namespace and name of the pod."""
-        with self._lock:
-            return self._holdings.undecided()
-
-    def is_undecided(self, uid: str) -> bool:
-        """Return whether the pod needs a late binding decision."""
-        with self._lock:
-            return self._holdings.is_undecided(uid)
-
-    def remnant_problem(self, pod: Pod) -> str | None:
-        """Return the reason why this pod gets no cards because of remnants of its namespace, or None.
-
-        The result is None for an occupy pod. It occupies its card for MtgpuPods of other namespaces, whose remnants the
-        controller has checked. If the remnants of its own namespace, kube-system, mattered, one of them would hold up
-        the MtgpuPods of all namespaces.
-        """
-        if mtgpu.occupy_target(pod) is not None:
-            return None
-        with self._lock:
-            return self._holdings.remnants.problem(pod.namespace)
-
-    # Nodes.
-
-    def nodes(self, names: Iterable[str]) -> list[Node | None]:
-        """Return the node for each name, or None where no node has the name."""
-        with self._lock:
-            return list(map(self._nodes.get, names))
-
-    def node_count(self) -> int:
-        """Return the number of nodes with cards, and of nodes that had cards."""
-        with self._lock:
-            return len(self._ledger.nodes())
-
-    def nodes_with_cards(self) -> tuple[str, ...]:
-        """Return the names of the nodes that have cards, sorted."""
-        with self._lock:
-            return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
-
-    def agent_problems(self, names: Sequence[str]) -> dict[str, str]:
-        """Return a brief reason for each of these nodes whose mgpu agent cannot start containers now."""
-        with self._lock:
-            silent = self._agents.silent
-            return {name: brief_problem(silent[name]) for name in names if name in silent} if silent else {}
-
-    def agent_problem(self, node: str) -> str | None:
-        """Return the reason why the node's mgpu agent cannot start containers now.
-
-        Returns None if it can, or if the node has no mgpu agent.
-        """
-        with self._lock:
-            pod = self._agents.silent.get(node)
-            return None if pod is None else detailed_problem(pod)
-
-    def nodes_without_agent(self) -> int:
-        """Return how many nodes are rejected because their mgpu agent is not ready."""
-        with self._lock:
-            return sum(node in self._nodes for node in self._agents.silent)
-
-    def agents_not_ready(self) -> dict[str, AgentPod]:
-        """Return the nodes whose mgpu agent is not ready, sorted, each with the Pod of its agent."""
-        with self._lock:
-            return dict(sorted(self._agents.not_ready.items()))
-
-    def unreadable_objects(self) -> dict[str, str]:
-        """Return why Devices and ConfigMaps cannot be read, by kind and name (`Device n1`)."""
-        with self._lock:
-            return self._nodes.problems()
-
-    def node_snapshot(self, node: str, uid: str, gpuid: str = "") -> NodeSnapshot:
-        """Return a snapshot of the node for a pod.
-
-        Args:
-            uid: The UID of the pod, whose own holding is left out; "" for a snapshot with the holdings of all pods.
-            gpuid: The GPUID for which the pod occupies a card of this node; "" for any other pod.
-        """
-        with self._lock:
-            return self._snapshots.of(node, uid, gpuid)
-
-    def node_snapshot_with_pods(self, node: str, uid: str) -> tuple[NodeSnapshot, tuple[tuple[Holding, GpuPod], ...]]:
-        """Return a snapshot of the node for a pod, and the holdings of other GPU pods there, each with its pod."""
-        with self._lock:
-            held = (h for h in self._ledger.holdings(node) if h.uid != uid)
-            pods = tuple((h, pod) for h in held if (pod := self._pods.get(h.uid)) is not None)
-            return self._snapshots.of(node, uid), pods
-
-    def node_contents(self, node: str) -> NodeContents | None:
-        """Return the contents of a node for the page and the metrics, or None if there is no such node."""
-        with self._lock:
-            return self._snapshots.contents(node)
-
-    def cards_and_holdings(self, node: str) -> tuple[tuple[CardState, ...], tuple[Holding, ...]] | None:
-        """Return the GPUs of a node and all holdings on it, or None if there is no such node."""
-        with self._lock:
-            return (self._ledger.cards(node), self._ledger.holdings(node)) if node in self._nodes else None
-
-    def cards(self, node: str) -> tuple[Card, ...]:
-        """Return the devices of a node that pods can hold; () if there is no such node."""
-        with self._lock:
-            return self._ledger.nodes().get(node, ())
-
-    @property
-    def version(self) -> int:
-        """A number that changes whenever any node, its cards or its holdings change."""
-        with self._lock:
-            return self._snapshots.last_version
-
-    def node_versions(self) -> dict[str, int]:
-        """Return, for each node, a number that changes with its contents. The result may include deleted nodes."""
-        with self._lock:
-            return self._snapshots.versions()
-
-    def take_changed_nodes(self, most: int) -> list[tuple[str, NodeSnapshot]]:
-        """Return nodes whose cards or free resources have changed since they were last returned, each with a snapshot.
-
-        The list is empty unless the settings choose a `nodePolicy` that learns.
-
-        Args:
-            most: The number of nodes to return if more have changed. Further calls return the others.
-        """
-        with self._lock:
-            return self._snapshots.take_changed(most)
-
-    def holdings(self, node: str | None = None) -> tuple[Holding, ...]:
-        """Return the holdings on a node, or all holdings if `node` is None."""
-        with self._lock:
-            return self._ledger.holdings(node)
-
-    def group_cards(self, request: GpuRequest, uid: str) -> tuple[GroupCard, ...]:
-        """Return the cards that the request's same-card group holds, without those of the pod with this UID."""
-        with self._lock:
-            return self._ledger.group_cards(request.constraints.same_card, uid)
-
-    def group_nodes(self, request: GpuRequest) -> frozenset[str]:
-        """Return the nodes where a pod of one of the request's groups holds cards, or to which one is nominated."""
-        groups = request.constraints.groups
-        if not groups:
-            return frozenset()
-        with self._lock:
-            held = (held.node for group in groups for held in self._ledger.members(group))
-            return frozenset(held) | self._nominations.group_nodes(groups)
-
-    def node_table(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> NodeTable:
-        """Return a snapshot of these nodes as arrays, for one pod."""
-        self.refresh()
-        with self._lock:
-            return self._snapshots.table(names, pod, request)
-
-    def refresh(self) -> None:
-        """Update the arrays that `node_table` reads, which takes up to 100 µs for each node that has changed."""
-        is_complete = False
-        while not is_complete:
-            with self._lock:
-                is_complete = self._snapshots.refresh(NODES_PER_LOCK)
-            if not is_complete:
-                pause()
-
-    def chosen_by_nvidia(self, names: Sequence[str], pod: Pod, request: GpuRequest) -> dict[str, Rejection | None]:
-        """Return those of the nodes whose whole cards NVIDIA's plugin serves, each with the rejection of the pod there.
-
-        The value is None for a node on which the pod may be placed.
-        """
-        candidates: list[tuple[Node, tuple[CardState, ...], tuple[int, ...]]] = []
-        with self._lock:
-            for name in names:
-                node = self._nodes.get(name)
-                if node is not None and nvidia_plugin.is_on_node(node):
-                    given = self._snapshots.indexes_used_by_mgpu(name, pod.uid, occupied_gpuid(pod, name))
-                    candidates.append((node, self._ledger.cards(name), given))
-        return {node.name: nvidia_plugin.rejection(request, node, cards, given) for node, cards, given in candidates}
 
     # Called with the lock held.
 

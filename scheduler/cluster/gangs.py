@@ -1,7 +1,7 @@
 """Stores which pods belong to which gang, and how many members of a gang have to be placed at the same time.
 
-`ClusterCache` passes all pods on, and the watches of `scheduler.runtime` the PodGroups. `decisions.gang_filter` asks
-for the gang of a pod, and the web page and `mgpu explain` show gangs. `mgpu.model.gangs` says how pods name their gang.
+`ClusterCache` passes all pods on, and `scheduler.watches` the PodGroups. `decisions.gang_filter` asks for the gang of a
+pod, and the web page and `mgpu explain` show gangs. `mgpu.model.gangs` says how pods name their gang.
 
 A PodGroup may be unknown, because its kind is not served, or this process may not read it. Its pods are then placed one
 by one, as without a gang, and the log says so once. A PodGroup that no watch has delivered yet is read

@@ -15,7 +15,7 @@ import numpy as np
 from mgpu.model.gpu_requests import GpuRequest, Placement
 from mgpu.model.groups import GroupCard
 from mgpu.settings import Settings
-from scheduler.cluster.cache import NODES_PER_LOCK, pause
+from scheduler.cluster.cluster_queries import NODES_PER_LOCK, pause
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.cluster.node_snapshots import NodeSnapshot

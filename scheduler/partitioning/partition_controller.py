@@ -67,7 +67,7 @@ class PartitionController:
         budgets: Limits the effort of the searches. With None, the controller has allowances of its own.
 
     Attributes:
-        configs: The ConfigMap of sharing configurations, which `scheduler.runtime` keeps up to date.
+        configs: The ConfigMap of sharing configurations, which `scheduler.watches` keeps up to date.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from tests.waiting import until
 RUN = "from mgpu.cli.main import main; main()"
 FORBIDDEN = """
 from mgpu.kube import Api, ApiError
-from scheduler import runtime
+from scheduler import watches
 
 def pages(self, path, _pages=Api.pages, **query):
     if "mtgpupods" in path:
@@ -35,7 +35,7 @@ def pages(self, path, _pages=Api.pages, **query):
     return _pages(self, path, **query)
 
 Api.pages = pages
-runtime._SILENT_SECONDS = 0.3
+watches._SILENT_SECONDS = 0.3
 """
 PATIENT = """
 from mgpu.serving import patience, server

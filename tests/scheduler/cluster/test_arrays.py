@@ -6,7 +6,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.pods import Node
 from mgpu.settings import load_settings
-from scheduler.cluster import cache
+from scheduler.cluster import cluster_queries
 from scheduler.cluster.arrays import ClusterArrays
 from scheduler.cluster.cache import ClusterCache
 from scheduler.engine.arrays.node_table import CORE_FREE, NodeTable
@@ -76,12 +76,12 @@ def test_arrays_are_copied_only_while_a_table_is_in_use(arrays: ClusterArrays) -
 
 def test_the_cache_takes_in_many_changed_nodes_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls and events get the lock between two parts."""
-    monkeypatch.setattr(cache, "NODES_PER_LOCK", 2)
+    monkeypatch.setattr(cluster_queries, "NODES_PER_LOCK", 2)
     state = ClusterCache(load_settings())
     for i in range(5):
         state.node_changed(b.node(f"n{i}"))
     is_locked: list[bool] = []
-    monkeypatch.setattr(cache, "pause", lambda: is_locked.append(state._lock._is_owned()))  # type: ignore[attr-defined]
+    monkeypatch.setattr(cluster_queries, "pause", lambda: is_locked.append(state._lock._is_owned()))  # type: ignore[attr-defined]
     state.refresh()
     assert is_locked == [False, False]
     assert sorted(state._snapshots._arrays._rows) == [f"n{i}" for i in range(5)]
