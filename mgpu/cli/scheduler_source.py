@@ -53,6 +53,10 @@ class Unavailable(Exception):
         super().__init__(shorten(one_line(why[: 2 * MAX_TEXT])))
 
 
+class OtherVersion(Unavailable):
+    """The scheduler has another version than this command."""
+
+
 @dataclass(frozen=True, slots=True)
 class Freshness:
     """How up to date an answer is.
@@ -115,7 +119,7 @@ class SchedulerSource:
         version = answered.get(VERSION_HEADER, "")
         if version != own_version():
             shown = version[:_LONGEST_VERSION] or "unknown"
-            raise Unavailable(f"the scheduler has version {shown}, and this command {own_version()}")
+            raise OtherVersion(f"the scheduler has version {shown}, and this command {own_version()}")
         return body, answered
 
     def _valid_token(self) -> str:

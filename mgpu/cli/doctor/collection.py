@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.doctor import kueue
+from mgpu.cli.doctor import commands, kueue
 from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
 from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
 from mgpu.cli.doctor.records import CONFIG_MAP, verify_records
@@ -104,6 +104,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         },
         _sealing(keys, pods, settings),
         read_kueue(api, read_if_allowed),
+        commands.ask(api, namespace),
     )
 
 

@@ -63,6 +63,23 @@ class DryRun:
 
 
 @dataclass(frozen=True, slots=True)
+class CommandsAnswer:
+    """What the scheduler has answered to a request of `mgpu inspect`.
+
+    Attributes:
+        problem: why there is no answer; "" if there is one.
+        is_forbidden: whether the user may not ask the scheduler.
+        is_other_version: whether the scheduler has another version than this command.
+        note: why the replica that answered does not know reservations; "" if it does.
+    """
+
+    problem: str = ""
+    is_forbidden: bool = False
+    is_other_version: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Sealing:
     """The verification of the allocation records.
 
@@ -111,6 +128,7 @@ class Installation:
         sealing: the verification of the records; None if the installation has no record keys, and the error if the
             keys are invalid.
         kueue: Kueue's configuration as YAML; "" if it was not found, and None if the cluster has no Kueue.
+        commands: the scheduler's answer to the commands; None if it was not asked.
     """
 
     namespace: str
@@ -132,6 +150,7 @@ class Installation:
     environment: Mapping[str, str] = field(default_factory=dict)
     sealing: Sealing | BadObject | None = None
     kueue: str | None = None
+    commands: CommandsAnswer | None = None
 
     @property
     def kubectl(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flask import Response
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from deviceplugin.inventory.offers import id_resources, status_amounts
@@ -21,6 +22,8 @@ from mgpu.kube.leader import LABEL, Leader
 from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import read_node
 from mgpu.model.record_seals import key_id
+from mgpu.presentation.answers import CLUSTER_PATH, READER, VERSION_HEADER, ClusterAnswer, encode_cluster
+from mgpu.presentation.overview import Overview
 from mgpu.serving.app import serve_reviews
 from mgpu.serving.callers import Callers, restrict_callers
 from mgpu.serving.certificate_folder import CertificateFolder
@@ -65,9 +68,15 @@ def _behind(app: Any, callers: Callers) -> Any:
     return lambda environ, start: door({**environ, "gunicorn.socket": environ["werkzeug.socket"]}, start)
 
 
+def _empty_cluster() -> Response:
+    """Answer as the scheduler answers the commands."""
+    lines = encode_cluster(ClusterAnswer(Overview(())), ())
+    return Response(b"".join(lines), headers={VERSION_HEADER: own_version()})
+
+
 @contextmanager
 def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None) -> Iterator[int]:
-    """Serve the webhook's app and the scheduler's admission of Bindings with this certificate, and return the port."""
+    """Serve the webhook's app, and the scheduler's admission of Bindings and its answer to the commands."""
     kept = CertificateFolder(folder)
     kept.put(files)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -75,6 +84,7 @@ def webhook(files: Files, folder: Path, api: Api, callers: Callers | None = None
     app, settings = make_app(load_settings()), load_settings()
     decider = Decider(ClusterCache(settings), api, settings)
     serve_reviews(app, "/bind-admission", BindingAdmission(decider, lambda: None), kinds=("Binding",))
+    app.add_url_rule(CLUSTER_PATH, view_func=_empty_cluster)
     served = _behind(app.wsgi_app, callers) if callers else app.wsgi_app
     server = make_server("127.0.0.1", 0, served, threaded=True, ssl_context=context, request_handler=_Silent)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -132,6 +142,8 @@ class Installation:
         keys = {f"{key_id(signer)}.pem": signer.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()}
         data = {**keys, "since": "2100-01-01T00:00:00Z"}  # the records of these tests are older
         api.create(f"/api/v1/namespaces/{SYSTEM}/configmaps", {"metadata": {"name": "mgpu-record-keys"}, "data": data})
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": READER}}
+        api.create(f"/api/v1/namespaces/{SYSTEM}/serviceaccounts", account)
         for name in ("mgpu-webhook", "mgpu-scheduler"):
             self.workload("deployments", "Deployment", name, 2)
         self.workload("daemonsets", "DaemonSet", "mgpu-deviceplugin")

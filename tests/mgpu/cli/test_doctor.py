@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mgpu.cli.main import main
+from mgpu.cli.scheduler_source import SERVICE
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
 from mgpu.serving.callers import Callers
@@ -49,6 +50,7 @@ CHECKS = [
     "records",
     "scheduler",
     "bindings",
+    "commands",
     "cards",
     "agents",
     "node resources",
@@ -129,7 +131,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def shared_world(tmp_path_factory: pytest.TempPathFactory, files: Files) -> Iterator[World]:
     with ExitStack() as stack:
         world = World(tmp_path_factory.mktemp("world"), files, stack)
-        world.installed.install(files, world.serve(files, "served"))
+        port = world.serve(files, "served")
+        world.installed.install(files, port)
+        world.server.services.urls[SYSTEM, SERVICE] = f"https://127.0.0.1:{port}"
         yield world
 
 
@@ -578,7 +582,9 @@ def test_doctor_of_a_user_who_may_not_create_pods_warns(world: World, monkeypatc
     forbidden = 'pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "default"'
 
     class ForbiddenApi(Api):
-        def create(self, path: str, body: Any, **query: object) -> dict[str, Any]:  # noqa: ARG002
+        def create(self, path: str, body: Any, **query: object) -> dict[str, Any]:
+            if path.endswith("/token"):  # of the service account with which the commands ask the scheduler
+                return super().create(path, body, **query)
             assert query == {"dryRun": "All"}
             raise ApiError(403, "Forbidden", forbidden)
 
