@@ -2,8 +2,8 @@
 
 The verbs are called in turn, as kube-scheduler does: `prioritize` gets the nodes that `filter` has named, and is not
 called for a single one. The no-op extender reads the names of the nodes and returns the same answers. What it takes is
-the cost of HTTP and JSON on this machine. Before each `filter` of mgpu a new pod is added to a random node. The `filter`
-of the peer (`bench.peer`) also chooses the node and writes the cards to the pod; it has no `prioritize`.
+the cost of HTTP and JSON on this machine. Before each `filter` of mgpu a new pod is added to a random node. The
+`filter` of the peer (`bench.peer`) also chooses the node and writes the cards to the pod; it has no `prioritize`.
 """
 
 import random
