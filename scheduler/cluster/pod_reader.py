@@ -34,6 +34,8 @@ _MAX_TEMPLATES = 2048
 """The most templates that are remembered. One more, and all are forgotten."""
 _MAX_TEMPLATE_BYTES = 2048
 """The most bytes of a template that is remembered, since users choose its size. An ordinary one has 400 to 800."""
+_MAX_SEEN = 8192
+"""The most templates of which it is known that one pod was read. One more, and all are forgotten."""
 _MAX_RECORDS = 8192
 """The most records of all templates that are remembered. Most name one of the cards of a node."""
 _MAX_RECORD_BYTES = 512
@@ -83,6 +85,7 @@ class PodReader:
         self._settings = settings
         self._records = records
         self._templates: dict[bytes, _Template] = {}
+        self._seen: set[int] = set()  # hashes of templates
         self._count_of_records = 0
 
     def read(self, raw: Raw, content: PodContent, before: Verdict | None) -> ReadPod:
@@ -101,6 +104,7 @@ class PodReader:
         if (
             template is None
             and len(content.template) <= _MAX_TEMPLATE_BYTES
+            and self._is_second(content.template)
             and self._is_like_others(pod, gpu_pod, content)
         ):
             if len(self._templates) >= _MAX_TEMPLATES:
@@ -108,6 +112,16 @@ class PodReader:
                 self._count_of_records = 0
             self._templates[content.template] = _template(pod, gpu_pod)
         return _stored(pod, gpu_pod, content)
+
+    def _is_second(self, template: bytes) -> bool:
+        """Return whether a pod with this template came before. Remembering one that stays the only one costs time."""
+        key = hash(template)
+        if key in self._seen:
+            return True
+        if len(self._seen) >= _MAX_SEEN:
+            self._seen.clear()
+        self._seen.add(key)
+        return False
 
     def _is_like_others(self, pod: Pod, gpu_pod: GpuPod | None, content: PodContent) -> bool:
         """Return whether every pod with this template and a valid record has the same request, or none has any.

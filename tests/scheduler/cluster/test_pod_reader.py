@@ -29,6 +29,15 @@ CLAIMS = [{"containerName": "c", "resourceName": name} for name in (b.CORE, b.ME
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 HALF = '{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"50","koordinator.sh/gpu-memory-ratio":"50"}}]}'
 
+
+class Eager(PodReader):
+    """Remembers the first pod of each template."""
+
+    def _is_second(self, template: bytes) -> bool:
+        del template
+        return True
+
+
 FIELDS: dict[str, list[Any]] = {
     "name": ["p", "q"],
     "node": ["n1", "n2", ""],
@@ -128,7 +137,7 @@ def shares_of(gpu_pod: GpuPod | None) -> tuple[Share, ...] | str | None:
 
 
 def check(raws: list[Raw], records: RecordVerifier) -> None:
-    reader = PodReader(SETTINGS, records)
+    reader = Eager(SETTINGS, records)
     for raw in raws:
         content = content_of(raw)
         expected = read_afresh(raw, content, SETTINGS, records)
@@ -170,7 +179,7 @@ def test_every_field_that_is_read_makes_a_difference(base: dict[str, Any]) -> No
 
 
 def test_pods_of_a_template_share_what_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = PodReader(SETTINGS, SEALED)
+    reader = Eager(SETTINGS, SEALED)
     record = {"vke.volcengine.com/assumed": "true", "vke.volcengine.com/gpu-index-container-c": "0"}
     read = []
     for name in ("p", "q", "r"):
@@ -192,7 +201,7 @@ def test_pods_of_a_template_share_what_is_equal(monkeypatch: pytest.MonkeyPatch)
 def test_what_users_choose_is_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_reader, "_MAX_TEMPLATES", 4)
     monkeypatch.setattr(pod_reader, "_MAX_RECORDS", 8)
-    reader = PodReader(SETTINGS, UNSEALED)
+    reader = Eager(SETTINGS, UNSEALED)
 
     def read(raw: Raw) -> int:
         reader.read(raw, content_of(raw), None)
@@ -206,3 +215,16 @@ def test_what_users_choose_is_remembered_up_to_a_limit(monkeypatch: pytest.Monke
         assert sum(len(template.placed) for template in reader._templates.values()) <= 8
     (remembered,) = (template.placed for template in reader._templates.values() if template.placed)
     assert len(remembered) == 3, "the first pod is read afresh, and after eight records all are forgotten"
+
+
+def test_templates_are_remembered_from_their_second_pod_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_reader, "_MAX_SEEN", 4)
+    reader = PodReader(SETTINGS, UNSEALED)
+
+    def read(mib: int) -> int:
+        raw = b.share("p", mib=mib)
+        reader.read(raw, content_of(raw), None)
+        return len(reader._templates)
+
+    assert [read(mib) for mib in (1024, 1025, 1024, 1024, 1025)] == [0, 0, 1, 1, 2]
+    assert [read(mib) for mib in (1026, 1027, 1028, 1026, 1026)] == [2, 2, 2, 2, 3], "after four all are forgotten"
