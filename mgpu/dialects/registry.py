@@ -42,12 +42,18 @@ def enabled(settings: Settings) -> Iterator[Dialect]:
 def vocabulary_of(resource: str) -> str | None:
     """Return the name of the vocabulary that a resource belongs to, or None if it is not a GPU resource.
 
-    Disabled vocabularies count too, so that admission denies pods that mix vocabularies. The result is not cached,
-    since users could fill a cache with long names.
+    Disabled vocabularies count too, so that admission denies pods that mix vocabularies.
     """
     if not resource.startswith(_RESOURCE_PREFIXES):
         return None
+    return _vocabulary(resource) if len(resource) > _MAX_CACHED_KEY else _vocabulary_cached(resource)
+
+
+def _vocabulary(resource: str) -> str | None:
     return next((dialect.NAME for dialect in ALL if dialect.owns_resource(resource)), None)
+
+
+_vocabulary_cached = lru_cache(maxsize=1024)(_vocabulary)
 
 
 def vocabularies(pod: Pod) -> dict[str, str]:
