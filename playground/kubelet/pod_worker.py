@@ -123,6 +123,8 @@ class PodWorker:
             self._terminate(pod)
             return None
         if self.ended:
+            if self._reported:
+                self._report(pod)  # again, if the API server did not answer
             return None
         if not self._reported:
             self._report(pod)
@@ -130,8 +132,10 @@ class PodWorker:
         if self._initialize(pod):
             for container in pod["spec"]["containers"]:
                 self._ensure(pod, container)
-        if self._report(pod) in ("Succeeded", "Failed"):
+        if self._status(pod)["phase"] in ("Succeeded", "Failed"):
+            # Who sees the phase may count on the device ids, as with the real kubelet, so this comes before the report.
             self._finish(pod)
+        self._report(pod)
         return self._next(pod)
 
     def _initialize(self, pod: Json) -> bool:
@@ -232,19 +236,21 @@ class PodWorker:
         self._machine.runtime.remove_sandbox(pod["metadata"]["uid"])
         self.ended = True
 
-    def _report(self, pod: Json) -> str:
-        """Patch the pod's status if it has changed. Return the phase."""
+    def _status(self, pod: Json) -> Json:
         spec = pod["spec"]
         inits = [self._view(pod, c, init=True) for c in spec.get("initContainers") or ()]
         apps = [self._view(pod, c) for c in spec["containers"]]
-        status = pod_status(pod, inits, apps, self._machine.host_ip, self._reported)
+        return pod_status(pod, inits, apps, self._machine.host_ip, self._reported)
+
+    def _report(self, pod: Json) -> None:
+        """Patch the pod's status if it has changed."""
+        status = self._status(pod)
         if status != self._reported:
             # The uid is a precondition, because a new pod of the same name must not get this status.
             patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
             path = _path(pod) + "/status"
             self._ignoring_absence(lambda: self._machine.api.patch(path, patch, STRATEGIC_PATCH))
             self._reported = status
-        return str(status["phase"])
 
     def _view(self, pod: Json, container: Json, *, init: bool = False) -> ContainerView:
         uid, name = pod["metadata"]["uid"], container["name"]

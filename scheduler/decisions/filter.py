@@ -64,7 +64,7 @@ class Filtered:
     hopeless: dict[str, str] = field(default_factory=dict)
     repartitionable: list[str] = field(default_factory=list)
     kinds: dict[str, RejectionKind] = field(default_factory=dict)
-    evaluation: tuple[Evaluation, Mask] | None = None
+    evaluation: tuple[Evaluation, Mask] | None = field(default=None, compare=False, repr=False)
 
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
         (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))

@@ -32,8 +32,8 @@ SETTINGS = load_settings()
 _SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.public_key()}, _SIGNER))
 _PODS = 2
-_LARGER = 8
-"""The limit, as a multiple of the memory for an ordinary pod."""
+_LARGER = 14
+"""The limit, as a multiple of the memory for an ordinary pod, which takes about 2 KiB."""
 
 Raw = dict[str, Any]
 Take = Callable[[Raw], None]
