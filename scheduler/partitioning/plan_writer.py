@@ -2,8 +2,8 @@
 
 The controller and the agent of a node write the same annotation of the Node, and all nodes and administrators share one
 ConfigMap. So every change is conditional on the resourceVersion that was read, and never overwrites what another author
-has written. The partition controller uses this module, and `scheduler.runtime` creates the `PlanWriter` and the watch
-of the ConfigMap.
+has written. The partition controller uses this module. `scheduler.runtime` creates the `PlanWriter`, and
+`scheduler.watches` the watch of the ConfigMap.
 """
 
 import logging
