@@ -1,4 +1,4 @@
-"""Lines of text in several styles, and how a terminal is told about the styles.
+"""Lines of text in several styles, and the codes that make a terminal show the styles.
 
 The card map draws with them (`mgpu.presentation.card_map`, `mgpu.presentation.card_bars`). A large cluster has 70,000
 lines, for which the classes `Text` and `Panel` of `rich` and a `Segment` for each style take many times as long. So a

@@ -82,6 +82,8 @@ class Evaluation:
 
     Attributes:
         names: The names of the call.
+        members: The groups at the time of the snapshot. With those of a later time, the engine's answer for a node that
+            is not in `unique` could depend on a group.
         unique: [n], as `Remaining.unique`.
         unmet: As in `ArrayVerdict`.
     """
@@ -89,6 +91,7 @@ class Evaluation:
     table: NodeTable
     names: Sequence[str]
     request: GpuRequest
+    members: Members
     verdicts: NodeVerdicts
     unique: Mask
     unmet: Mapping[int, Rejection]
@@ -109,7 +112,7 @@ def evaluate_nodes(table: NodeTable, names: Sequence[str], request: GpuRequest, 
     if request.constraints.same_card:
         # On the nodes of a same-card group the pod must get the card of the group, which only the engine checks.
         verdicts = verdicts.without(unique)
-    return Evaluation(table, names, request, verdicts, unique, _unmet(table, unique, request, members))
+    return Evaluation(table, names, request, members, verdicts, unique, _unmet(table, unique, request, members))
 
 
 def filter_nodes(nodes: Evaluation, reasons_if_passing: int = MAX_REASONS) -> ArrayVerdict:

@@ -201,8 +201,7 @@ class Filter:
             if ranked is not None:
                 return ranked
             nodes, passed = found.evaluation
-            group_cards = self._members(gpu_pod, gpu_pod.request).group_cards
-            points: list[int] = self._points(nodes, passed, group_cards, call)[passed].tolist()
+            points: list[int] = self._points(nodes, passed, call)[passed].tolist()
             return points
 
     def _rejection_everywhere(self, gpu_pod: GpuPod) -> Rejection | None:
@@ -285,14 +284,14 @@ class Filter:
         table = self._cache.node_table(names, gpu_pod.pod, request)
         nodes = evaluate_nodes(table, names, request, members)
         call.effort.spend(steps)
-        points: list[int] = self._points(nodes, np.ones(len(names), np.bool_), members.group_cards, call).tolist()
+        points: list[int] = self._points(nodes, np.ones(len(names), np.bool_), call).tolist()
         return points
 
-    def _points(self, nodes: Evaluation, chosen: Mask, group_cards: Sequence[GroupCard], call: Call) -> Ints:
+    def _points(self, nodes: Evaluation, chosen: Mask, call: Call) -> Ints:
         """Return the score of each of the nodes, 0 for those that are not chosen."""
         weight_of_core = self._settings.dialects.mgpu.weight_of_core
         scored = score_nodes(nodes, chosen, self._settings.node_policy, weight_of_core)
-        for i, answer in self._by_engine(nodes.request, scored.remaining, group_cards, call):
+        for i, answer in self._by_engine(nodes.request, scored.remaining, nodes.members.group_cards, call):
             scored.points[i] = answer.score
         return scored.points
 

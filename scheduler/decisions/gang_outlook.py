@@ -172,6 +172,7 @@ class _Search:
         self._filter = filter_
         self._gpu_pod = gpu_pod
         self._found: Filtered = filter_.filter(gpu_pod, names)
+        self._found.evaluation = None  # While it exists, a change of any node copies the arrays of all nodes.
         self._left = order_nodes(filter_, gpu_pod, self._found.passed, ())
         self._in_vain = 0
 

@@ -1,4 +1,4 @@
-"""Tests of what a user of `--watch` sees when something changes, when nobody answers any more, and at Ctrl-C.
+"""Tests of the output of `--watch` after a change, when reading fails, and when the user presses Ctrl-C.
 
 The readings are given, so that no test waits or needs a cluster.
 """
