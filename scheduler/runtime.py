@@ -39,6 +39,8 @@ from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
+from scheduler.decisions.in_flight import PodsInFlight
+from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
@@ -100,11 +102,13 @@ class Process:
         self.planning = PartitionController(
             self.state, plan_writer, settings, self._warn, self.may_decide, budgets=budgets
         )
-        self.decider = Decider(self.state, api, settings, budgets)
+        flights = PodsInFlight()
+        self.decider = Decider(self.state, api, settings, budgets, flights)
         self.filter = Filter(self.state, settings, budgets=budgets, reasons_if_passing=_REASONS_IF_PASSING)
         self.gang_filter = GangFilter(
             self.state, self.filter, self.decider, self.announcements.announce, PodGroupReader(api)
         )
+        self.in_flight = InFlightFilter(self.state, self.gang_filter, self.decider, settings, flights)
         self.preemption = Preemption(self.state, disruptions, settings, budgets)
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, self.planning

@@ -67,11 +67,13 @@ class Extender:
         began = time.monotonic()
         gpu_pod, raw, names, nodes = self._scheduling(body)
         if gpu_pod:
-            result = self._replica.gang_filter.filter(gpu_pod, names, gone)
+            result = self._replica.in_flight.filter(gpu_pod, names, gone)
             self._follow_up(gpu_pod, result, began)
             if not result.passed and _SAMPLE <= len(names) < self._replica.state.node_count():
                 self._look_elsewhere(gpu_pod, raw)
             passed = self._shortlists.choose(gpu_pod, raw, result, gone)
+            if len(passed) == 1:
+                self._replica.in_flight.expect(gpu_pod, passed)  # kube-scheduler does not call `prioritize` then.
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
             passed = result.passed
@@ -104,6 +106,8 @@ class Extender:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
         gpu_pod, _, names, _ = self._scheduling(body)
         scores = self._shortlists.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
+        if gpu_pod:
+            self._replica.in_flight.expect(gpu_pod, names, scores)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
+from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.partitioning.partition_controller import PartitionController
@@ -25,7 +26,8 @@ class Replica(Protocol):
 
     Attributes:
         state: The cache of the cluster.
-        gang_filter: The filter for calls of kube-scheduler.
+        in_flight: The filter for calls of kube-scheduler.
+        gang_filter: The part of it that chooses the places of gangs.
         planning: The controller that plans partitions.
     """
 
@@ -34,6 +36,7 @@ class Replica(Protocol):
     state: ClusterCache
     decider: Decider
     filter: Filter
+    in_flight: InFlightFilter
     gang_filter: GangFilter
     preemption: Preemption
     suggestions: Suggestions

@@ -55,6 +55,10 @@ class NodeSnapshot:
     other_devices: tuple[CardState, ...] = ()
     available_other_devices: tuple[CardState, ...] = ()
 
+    def without_nominated_cards(self) -> "NodeSnapshot":
+        """Return the snapshot with the cards of nominated pods counted as taken in `cards`, too."""
+        return replace(self, cards=self.available_cards, other_devices=self.available_other_devices)
+
     def beside(self, name: str, holdings: Sequence[Holding]) -> "NodeSnapshot":
         """Return the snapshot as if those of these holdings that are on the node existed, too.
 

@@ -29,6 +29,7 @@ from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.effort_budgets import Call, CallerGone, EffortBudgets, EffortExceeded, never
+from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.engine import FULL, nvidia_plugin
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.node_assessment import Foresight, assess, record
@@ -58,13 +59,24 @@ class Decider:
 
     Decisions are idempotent for each UID. If the pod is decided again for the same node, it gets the same cards, as
     long as they still fit. If it is decided for another node, its reservation moves there.
+
+    Args:
+        flights: The pods in flight (`decisions.in_flight_filter`).
     """
 
-    def __init__(self, state: ClusterCache, api: Api, settings: Settings, budgets: EffortBudgets | None = None) -> None:
+    def __init__(
+        self,
+        state: ClusterCache,
+        api: Api,
+        settings: Settings,
+        budgets: EffortBudgets | None = None,
+        flights: PodsInFlight | None = None,
+    ) -> None:
         self._state = state
         self._api = api
         self._settings = settings
         self._budgets = budgets or EffortBudgets()
+        self._flights = flights or PodsInFlight()
 
     def find(self, namespace: str, name: str, uid: str = "", *, live: bool = False) -> FoundPod | None:
         """Return the pod with this name and UID, or None if there is none.
@@ -125,7 +137,11 @@ class Decider:
             RetryLater: No decision is possible now, for example because the API server does not answer, the caller has
                 given up, or the node changes too fast.
         """
-        decision = self._decide(gpu_pod, node, gone, reserve=reserve, provisional=provisional)
+        try:
+            decision = self._decide(gpu_pod, node, gone, reserve=reserve, provisional=provisional)
+        finally:
+            if reserve:
+                self._flights.end(gpu_pod.pod.uid)
         if isinstance(decision, Rejection) and reserve:
             metrics.REJECTIONS.labels("decision", decision.kind).inc()
         return decision
@@ -198,7 +214,8 @@ class Decider:
                 if gpu_pod.pod.node:
                     raise RetryLater(remnants)  # The pod is bound, and a rejection would set its phase to Failed.
                 return _final(RejectionKind.OTHER, remnants)
-            decision = self._choose(gpu_pod, request, node, snapshot, gone)
+            expected = self._flights.expected(uid, node)
+            decision = self._choose(gpu_pod, request, node, snapshot, gone, expected=expected)
             if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot, provisional):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
@@ -255,6 +272,7 @@ class Decider:
         snapshot: NodeSnapshot,
         gone: CallerGone,
         beside: Sequence[Holding] = (),
+        expected: Reservation | None = None,
     ) -> Reservation | Rejection:
         if snapshot.node is None:
             return Rejection(RejectionKind.UNKNOWN_NODE, f"node {node} is not known to mgpu (yet)")
@@ -264,12 +282,16 @@ class Decider:
         if nvidia_plugin.chooses_cards(snapshot.node, request):
             rejection = nvidia_plugin.rejection(request, snapshot.node, snapshot.cards, snapshot.mgpu_cards)
             return rejection or Reservation(*subject, request, Placement(()), {}, pod.cpu_memory, gpuid)
-        with self._budgets.call(pod.namespace, request, gone) as call:
-            group_cards = (
-                *self._state.group_cards(request, pod.uid),
-                *(card for holding in beside for card in held_group_cards(request, holding)),
-            )
-            result = self._search(gpu_pod, request, snapshot.node, snapshot, call, group_cards)
+        result: Placement | Rejection
+        if expected and expected.request == request and self._holds(expected, snapshot.without_nominated_cards()):
+            result = expected.placement
+        else:
+            with self._budgets.call(pod.namespace, request, gone) as call:
+                group_cards = (
+                    *self._state.group_cards(request, pod.uid),
+                    *(card for holding in beside for card in held_group_cards(request, holding)),
+                )
+                result = self._search(gpu_pod, request, snapshot.node, snapshot, call, group_cards)
         if isinstance(result, Rejection):
             return result
         cards = (*snapshot.cards, *snapshot.other_devices)

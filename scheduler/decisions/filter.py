@@ -11,7 +11,7 @@ back-off without preemption.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -69,6 +69,14 @@ class Filtered:
     def reject(self, names: Iterable[str], rejection: Rejection) -> None:
         (self.hopeless if rejection.hopeless else self.failed).update(dict.fromkeys(names, rejection.reason))
         self.kinds[rejection.reason] = rejection.kind
+
+    def leave_out(self, names: Set[str]) -> None:
+        """Remove nodes that passed, without a reason."""
+        self.passed = [name for name in self.passed if name not in names]
+        if self.evaluation is not None:
+            nodes, fits = self.evaluation
+            kept = np.fromiter((name not in names for name in nodes.names), np.bool_, len(nodes.names))
+            self.evaluation = nodes, fits & kept
 
 
 def _all_rejected(names: Iterable[str], rejection: Rejection) -> Filtered:

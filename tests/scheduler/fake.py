@@ -32,6 +32,8 @@ from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import CallerGone, never
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.gang_filter import GangFilter
+from scheduler.decisions.in_flight import PodsInFlight
+from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
@@ -229,7 +231,9 @@ class Replica:
             lambda: self.now(),
         )
         self.announcements = Announcements(client, self.may_decide, self.clock)
-        self.decider = Decider(self.state, client, settings)
+        self.while_waiting: Callable[[float], object] = self._let_time_pass
+        self.flights = PodsInFlight(self.clock, lambda _changed, seconds: self.while_waiting(seconds))
+        self.decider = Decider(self.state, client, settings, flights=self.flights)
         self.filter: Filter = _PlanningFilter(self)
         self.gang_filter = GangFilter(
             self.state,
@@ -239,6 +243,7 @@ class Replica:
             PodGroupReader(client, self.clock),
             self.clock,
         )
+        self.in_flight = InFlightFilter(self.state, self.gang_filter, self.decider, settings, self.flights, self.clock)
         self.disruption_budgets = DisruptionBudgets()
         self.preemption = Preemption(self.state, self.disruption_budgets, settings)
         self.suggestions = Suggestions(
@@ -295,6 +300,9 @@ class Replica:
             self.decider.check_overdue()
             self.late.work()
             self.deliver()
+
+    def _let_time_pass(self, seconds: float) -> None:
+        self.clock.now += seconds
 
     def not_ready_reason(self) -> str | None:
         return None
