@@ -1,12 +1,10 @@
-"""The isolation back ends: which of them holds containers to their shares, and what each of them can hold.
+"""The isolation back ends: the names by which settings, labels and pods choose one.
 
-The agent chooses a back end for its node (`deviceplugin.isolation`) and reports it in the node's Device. The scheduler
-reads the report for pods that name a back end. docs/isolation.md compares the back ends.
+The agent chooses a back end for its node (`deviceplugin.isolation`), and reports it in the node's Device and in labels
+of the Node. docs/isolation.md compares the back ends.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from mgpu.model.gpu_requests import Requirement
 
 NONE, MPS, HAMI_CORE, DRIVER, AUTO = "none", "mps", "hami-core", "driver", "auto"
 STRONGEST_FIRST = (DRIVER, HAMI_CORE, MPS)
@@ -14,40 +12,15 @@ STRONGEST_FIRST = (DRIVER, HAMI_CORE, MPS)
 container cannot remove."""
 
 CHOICES = (NONE, MPS, HAMI_CORE, DRIVER, AUTO)
-"""The values of the setting `deviceplugin.isolation` and of the label `ISOLATION_LABEL` of a Node."""
+"""The values of the setting `deviceplugin.isolation` and of the Node's label `ISOLATION_LABEL`."""
 
 ISOLATION_LABEL = "mgpu.io/isolation"
-"""The label of a Node that overrides the setting `deviceplugin.isolation`. On a Device, the label names the back end
-that the agent has chosen: `none` or one of `STRONGEST_FIRST`."""
+"""The label by which an administrator overrides the setting for a Node. On a Device, the label names the back end that
+the agent has chosen: `none` or one of `STRONGEST_FIRST`."""
 
-AVAILABLE_ANNOTATION = "mgpu.io/isolation-available"
-"""The annotation of a Device that lists the back ends which the node can apply to a pod that names one, separated by
-commas."""
+HAMI_CORE_LABEL = "mgpu.io/hami-core"
+"""The label of a Node that says whether its agent can apply HAMi-core to a pod that names it: `true` or `false`. A Node
+without the label cannot."""
 
-
-@dataclass(frozen=True, slots=True)
-class NodeIsolation:
-    """What the agent of a node reports about isolation.
-
-    Attributes:
-        chosen: The back end of pods that name none: `none` or one of `STRONGEST_FIRST`; "" if it is unknown.
-        available: The back ends that the node can apply to a pod that names one.
-    """
-
-    chosen: str = ""
-    available: frozenset[str] = frozenset()
-
-
-def read_isolation(device: Mapping[str, Any]) -> NodeIsolation:
-    """Return what a Device (decoded JSON) reports. Unknown names of back ends are left out."""
-    meta = device.get("metadata") or {}
-    chosen = (meta.get("labels") or {}).get(ISOLATION_LABEL, "")
-    listed = str((meta.get("annotations") or {}).get(AVAILABLE_ANNOTATION, ""))
-    return NodeIsolation(
-        chosen if chosen in (NONE, *STRONGEST_FIRST) else "", frozenset(listed[:256].split(",")) & {*STRONGEST_FIRST}
-    )
-
-
-def write_available(available: Collection[str]) -> str:
-    """Return the value of `AVAILABLE_ANNOTATION`."""
-    return ",".join(name for name in STRONGEST_FIRST if name in available)
+NEEDS_HAMI_CORE = Requirement(HAMI_CORE_LABEL, ("true",), "the node does not offer HAMi-core (label mgpu.io/hami-core)")
+"""The requirement of a pod that names HAMi-core, in `GpuRequest.requirements`."""
