@@ -21,6 +21,7 @@ from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heart
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.reporter import NodeFacts, Reporter
+from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.limits_files import LimitsFiles
 from deviceplugin.isolation.mps.clients import Mps, make_mps
 from deviceplugin.metrics import CardHoldings
@@ -39,8 +40,10 @@ from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_checkpoints import write_entries
 from mgpu.model.errors import RetryLater
+from mgpu.model.isolation import NONE
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
+from mgpu.version import IsolationReport
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,7 @@ class Agent:
         self._ownership = NodeOwnership(state.plugin_folder, state.node)
         self._records = RecordWriter(api, state.pods)
         self._mps = self._make_mps()
+        self._isolation = self._make_isolation()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
         self._slices = self._make_slices(api, driver)
@@ -99,14 +103,16 @@ class Agent:
 
     def _make_mps(self) -> Mps:
         state = self._state
-        return make_mps(
-            self._own,
+        return make_mps(self._own, state.cards, state.pods, state.remnants.uids, state.pods_changed, self._warn_of_mps)
+
+    def _make_isolation(self) -> Isolation:
+        state = self._state
+        return Isolation(
+            {self._mps.name: self._mps},
+            self._mps,
+            Policy(self._own.isolation, self._own.isolation_required, state.objects.isolation_label),
             state.cdi_files,
             state.cards,
-            state.pods,
-            state.remnants.uids,
-            state.pods_changed,
-            self._warn_of_mps,
             partial(state.events.warn_pod, reason="MgpuNotEnforced"),
         )
 
@@ -125,7 +131,7 @@ class Agent:
             changed=state.pods_changed,
             listener=self,
             unrecorded=state.whole_cards,
-            mps=self._mps if has_cdi else None,
+            isolation=self._isolation if has_cdi else None,
             exposure=make_exposure(self._own),
             lingering=LingeringProcesses(state.pods, driver),
             remnants=state.remnants,
@@ -152,7 +158,7 @@ class Agent:
             driver,
             state.plugin_folder,
             self._plugin_set.add,
-            self._context.mps,
+            self._mps if self._own.cdi else None,
         )
 
     def _subscribe(self) -> None:
@@ -209,17 +215,16 @@ class Agent:
     async def _serve_node(self) -> Outcome:
         # Another agent may have started pods since this one was created.
         self._state.recover_grants()
-        self._mps.recover()
+        self._isolation.recover()
         self._state.remnants.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
         log.info("started", extra={"node": self.node})
         warn_if_unsealed(self._verifier)
-        if self._own.enforce == "mps" and self._context.mps is None:
-            self._warn_of_mps("deviceplugin.enforce is mps, but nothing is enforced, since deviceplugin.cdi is false")
-        stores = (self._context.delivery, self._state.grants, self._mps, self._plugin_set)
+        self._warn_of_isolation()
+        stores = (self._context.delivery, self._state.grants, self._isolation, self._plugin_set)
         serving = (self._resources.serve(), self._slices.run())
         works = [
-            self._reconciler.follow_pods(stores, self._mps.run()),
+            self._reconciler.follow_pods(stores, self._isolation.run()),
             self._reconciler.follow_whole_cards(),
             self._state.runtime.follow(self._reporter.update),
         ]
@@ -288,6 +293,10 @@ class Agent:
         """Return why the API server does not have the present state of the node's cards, or None if it has."""
         return self._reporter.problem
 
+    def isolation_backend(self) -> str:
+        """Return the back end that holds containers to their shares, or `none`."""
+        return self._isolation_report().backend
+
     # What the parts call
 
     def _facts(self) -> NodeFacts:
@@ -316,6 +325,7 @@ class Agent:
             state.runtime.has_cdi,
             read_toolkit(),
             self._mps.has_unlimited_folder(),
+            self._isolation_report(),
         )
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
@@ -325,6 +335,22 @@ class Agent:
     def start_granted(self, gpu_pod: GpuPod) -> None:
         """Acknowledge the allocation record (`StartListener`)."""
         self._records.acknowledge(gpu_pod)
+
+    def _isolation_report(self) -> IsolationReport:
+        if not self._own.cdi:
+            return IsolationReport(NONE, self._no_cdi_problem())
+        choice = self._isolation.chosen()
+        return IsolationReport(
+            choice.name, choice.problem, "; ".join(self._isolation.cautions()), self._isolation.offers_hami_core()
+        )
+
+    def _no_cdi_problem(self) -> str:
+        wanted = self._state.objects.isolation_label() or self._own.isolation
+        return "" if wanted == NONE else f"isolation {wanted} limits nothing, since deviceplugin.cdi is false"
+
+    def _warn_of_isolation(self) -> None:
+        if problem := self._isolation_report().problem:
+            self._state.events.warn_node(problem, "MgpuIsolation")
 
     def _warn_of_mps(self, problem: str) -> None:
         self._state.events.warn_node(problem, "MgpuMps")

@@ -36,6 +36,7 @@ from mgpu.cli.process_settings import read_settings
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
+from mgpu.model.isolation import CHOICES
 from mgpu.serving import logs
 from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
 from mgpu.serving.record_keys import make_record_verifier
@@ -78,7 +79,9 @@ Examples:
     help="Which plugin serves nvidia.com/gpu: this agent or NVIDIA's.  [default: auto, detect it]",
 )
 @click.option(
-    "--enforce", type=click.Choice(["none", "mps"]), help="What enforces the limits of shares.  [default: none]"
+    "--isolation",
+    type=click.Choice(CHOICES),
+    help="What holds containers to their shares (docs/isolation.md).  [default: none]",
 )
 @click.option(
     "--memory-unit",

@@ -83,6 +83,8 @@ class Agent(Protocol):
 
     def unreported_reason(self) -> str | None: ...
 
+    def isolation_backend(self) -> str: ...
+
 
 class NodeCards(Collector):
     """A collector that reads the state of the agent and its cards at each scrape."""
@@ -134,6 +136,11 @@ def _of_agent(agent: Agent | None) -> Iterator[Metric]:
     synced = GaugeMetricFamily("mgpu_agent_watch_synced", "1 once the node's pods have been listed, else 0.")
     text = "Seconds since the watch of the node's pods was interrupted; 0 while it runs."
     broken = GaugeMetricFamily("mgpu_agent_watch_broken_seconds", text)
+    isolation = GaugeMetricFamily(
+        "mgpu_isolation_info",
+        "The isolation back end that holds containers to their shares, or none.",
+        labels=["backend"],
+    )
     restarts = CounterMetricFamily(
         "mgpu_agent_watch_restarts", "How often the watch of the node's pods was interrupted and started again."
     )
@@ -142,5 +149,6 @@ def _of_agent(agent: Agent | None) -> Iterator[Metric]:
         reported.add_metric([], agent.unreported_reason() is None)
         synced.add_metric([], agent.watch.synced)
         broken.add_metric([], agent.watch.broken_for)
+        isolation.add_metric([agent.isolation_backend()], 1)
         restarts.add_metric([], agent.watch.restarts)
-    yield from (ready, reported, synced, broken, restarts)
+    yield from (ready, reported, isolation, synced, broken, restarts)

@@ -73,5 +73,5 @@ for node in $(kubectl get nodes -o name); do
     fi
     kubectl annotate "$node" mgpu.io/status-resources- mgpu.io/slices- mgpu.io/slices-planned- mgpu.io/cards-changed- \
         mgpu.io/agent- dynamicgpuslice-
-    kubectl label "$node" mgpu.io/whole-cards-
+    kubectl label "$node" mgpu.io/whole-cards- mgpu.io/hami-core-
 done

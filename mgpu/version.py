@@ -17,6 +17,8 @@ VERSION_LABEL = "app.kubernetes.io/version"
 """The label with the version that the manifests set on the Pods of a Deployment."""
 AGENT_ANNOTATION = "mgpu.io/agent"
 """The annotation of a Node with the report of its agent (`AgentReport`) as compact JSON."""
+_MOST_TEXT = 512
+"""The most characters of a text in a report that is shown. A compromised node could write a very long one."""
 
 
 @cache
@@ -34,6 +36,7 @@ class AgentReport(NamedTuple):
         whole_cards: whose device plugin serves `nvidia.com/gpu`: `mgpu` or `nvidia`.
         toolkit: how NVIDIA's container toolkit is configured; None if unknown.
         mps_unbounded: whether containers can write to MPS folders that are on the node's own file system.
+        isolation: what holds containers to their shares; None if unknown.
     """
 
     version: str
@@ -42,6 +45,23 @@ class AgentReport(NamedTuple):
     whole_cards: str
     toolkit: "Toolkit | None" = None
     mps_unbounded: bool = False
+    isolation: "IsolationReport | None" = None
+
+
+class IsolationReport(NamedTuple):
+    """What holds containers to their shares on a node (docs/isolation.md).
+
+    Attributes:
+        backend: the name of the isolation back end, or `none`.
+        problem: why it does not limit containers as the administrator wants, as a clause; "" if it does.
+        caution: what users of the back end should know, as a clause; "" for nothing.
+        hami_core: whether a pod that names HAMi-core can have it.
+    """
+
+    backend: str
+    problem: str = ""
+    caution: str = ""
+    hami_core: bool = False
 
 
 class Toolkit(NamedTuple):
@@ -66,6 +86,12 @@ def write_agent_report(report: AgentReport) -> str:
     }
     if report.mps_unbounded:
         row["mpsUnbounded"] = True
+    if report.isolation is not None:
+        found = report.isolation
+        texts = {"problem": found.problem, "caution": found.caution}
+        row["isolation"] = {"backend": found.backend, **{key: text for key, text in texts.items() if text}}
+        if found.hami_core:
+            row["isolation"]["hamiCore"] = True
     return json.dumps(row, separators=(",", ":"))
 
 
@@ -83,6 +109,14 @@ def read_agent_report(node: Mapping[str, Any]) -> AgentReport | None:
             whole_cards=str(row["wholeCards"]),
             toolkit=Toolkit(toolkit["variable"] is True, toolkit["mounts"] is True) if toolkit else None,
             mps_unbounded=row.get("mpsUnbounded") is True,
+            isolation=_read_isolation(row.get("isolation")),
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _read_isolation(row: Mapping[str, Any] | None) -> IsolationReport | None:
+    if row is None:
+        return None
+    backend, problem, caution = (str(row.get(key, ""))[:_MOST_TEXT] for key in ("backend", "problem", "caution"))
+    return IsolationReport(backend, problem, caution, hami_core=row.get("hamiCore") is True)

@@ -28,11 +28,11 @@ from typing import Protocol
 
 from deviceplugin.allocation.id_owners import IdOwners, Owners
 from deviceplugin.allocation.wait_budget import WaitBudget
-from deviceplugin.delivery.cdi import CARRIER_VARIABLE, CdiFiles, Edits, new_name
+from deviceplugin.delivery.cdi import CARRIER_VARIABLE, CdiFiles, Edits, Mount, new_name
 from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.isolation.mps.clients import Mps
+from deviceplugin.isolation.isolation import Isolation
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry, read_checkpoint
 from deviceplugin.metrics import CORRECTIONS
 from deviceplugin.pods.capacity_check import Grants, holding
@@ -72,7 +72,7 @@ class Answer:
     env: Mapping[str, str]
     cdi: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
     nodes: tuple[str, ...] = ()
 
 
@@ -114,7 +114,7 @@ class AllocationContext:
         delivery: The CDI files, or the exchange of records that replaces them if the container runtime has no CDI.
         changed: A signal that wakes coroutines when pods, cards, slices or remnants change.
         unrecorded: The holdings of pods that got cards from another plugin or have no allocation record.
-        mps: The part that limits containers to their shares by MPS; None if the container runtime has no CDI.
+        isolation: The part that limits containers to their shares; None if the container runtime has no CDI.
         lingering: The check for processes that outlive their containers; None to skip it.
         remnants: The remnants of the node; None to ignore them.
         wait_budget: The limit for the time that answers to Allocate wait if the container runtime has no CDI.
@@ -129,7 +129,7 @@ class AllocationContext:
     changed: Wakeup
     listener: StartListener
     unrecorded: UnrecordedHoldings
-    mps: Mps | None = None
+    isolation: Isolation | None = None
     exposure: Exposure = field(default_factory=Exposure)
     lingering: LingeringProcesses | None = None
     remnants: Remnants | None = None
@@ -195,7 +195,7 @@ class Allocator:
             if self._context.lingering is not None:
                 await self._context.lingering.wait_until_ended(gpu_pod, self._context.devices.devices(), deadline)
             await self._until_cards_free(gpu_pod, deadline)
-            limits = await self._prepare_mps(gpu_pod, entries, deadline)
+            limits = await self._prepare_limits(gpu_pod, entries, deadline)
             self._start(gpu_pod, entries, limits)
         except Refused as error:
             self._context.listener.start_refused(gpu_pod, str(error))
@@ -280,16 +280,16 @@ class Allocator:
             return True
         return self._context.unrecorded.is_undetermined() and bool(self._over_capacity(gpu_pod))
 
-    async def _prepare_mps(
+    async def _prepare_limits(
         self, gpu_pod: GpuPod, entries: Sequence[PodDevicesEntry], deadline: float
     ) -> Mapping[Key, Edits]:
-        """Wait for the MPS daemons, and return the edits of the containers that MPS limits. Raises Refused."""
-        if self._context.mps is None:
+        """Wait for the limits of the containers, and return the edits of those that are limited. Raises Refused."""
+        if self._context.isolation is None:
             return {}
         targets = [Target(gpu_pod, entry.container) for entry in entries if entry.device]
         carried = [target for target in targets if self._is_carrier(target)]
-        limits = await self._context.mps.ready(carried, deadline)
-        # A daemon takes seconds to start. The limits are wrong if the record has changed in this time.
+        limits = await self._context.isolation.ready(carried, deadline)
+        # An MPS daemon takes seconds to start. The limits are wrong if the record has changed in this time.
         now = self._latest(gpu_pod)
         if limits and (now is None or now.shares != gpu_pod.shares):
             raise Refused(f"{gpu_pod.pod.key}: its allocation record has changed during the start", gpu_pod.pod.uid)
@@ -342,9 +342,7 @@ class Allocator:
                     is_carried = True
                 else:
                     env = self._environment_without_cards(target, entry)
-                limit = limits.get(target.key, Edits())
-                exposed = self._with_exposure(target, env)
-                ready.append((entry, Edits({**env, **limit.env}, (*limit.mounts, *exposed.mounts), exposed.nodes)))
+                ready.append((entry, self._with_exposure(target, env) | limits.get(target.key, Edits())))
             except Refused as error:
                 refused.append((entry, error))
         if not ready:
@@ -359,8 +357,8 @@ class Allocator:
         self._write_receipt(gpu_pod)
         self._deliver(gpu_pod, ready, refused)
         self._context.grants.grant(gpu_pod, self._context.devices.devices())
-        if self._context.mps is not None:
-            self._context.mps.mark_started(limits)
+        if self._context.isolation is not None:
+            self._context.isolation.mark_started(limits)
         self._context.listener.start_granted(gpu_pod)
 
     def _over_capacity(self, gpu_pod: GpuPod, remnants: Sequence[Holding] = ()) -> str | None:

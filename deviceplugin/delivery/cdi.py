@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -32,10 +33,39 @@ checkpoint, and the runtime ignores it."""
 PERMISSIONS = "rw"
 """The cgroup permissions of device nodes: read and write."""
 _VERSION = "0.5.0"
-_BIND = ["rbind", "rw", "nosuid", "nodev"]
 _PREFIX = "mgpu"
 _NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
 """The name of a spec file. UIDs and names of containers contain no underscore."""
+
+
+class Mount(NamedTuple):
+    """A bind mount of a file or folder of the host.
+
+    Attributes:
+        source: The path on the host.
+        target: The path in the container.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+class Hook(NamedTuple):
+    """A program of the host that the runtime calls as root. If it fails, the container does not start.
+
+    Attributes:
+        name: The point in the container's life at which it is called, such as `createContainer` (the OCI runtime
+            specification, "POSIX-platform Hooks").
+        path: The path of the program on the host.
+        args: The arguments, of which the first one is the name of the program.
+        env: The environment of the program, as `key=value`.
+    """
+
+    name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +74,24 @@ class Edits:
 
     Attributes:
         env: The environment variables that are set.
-        mounts: The mounts, each as a path on the host and a path in the container.
+        mounts: The mounts. The runtime prefers them to the pod's own mounts at the same path.
         nodes: The paths of device nodes, which are the same on the host and in the container.
+        hooks: The programs that the runtime calls, in the order of the calls.
     """
 
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    mounts: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
     nodes: tuple[str, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+
+    def __or__(self, other: "Edits") -> "Edits":
+        """Return all edits of both. The variables of `other` take precedence."""
+        return Edits(
+            {**self.env, **other.env},
+            (*self.mounts, *other.mounts),
+            (*self.nodes, *other.nodes),
+            (*self.hooks, *other.hooks),
+        )
 
 
 def new_name() -> str:
@@ -71,14 +112,9 @@ class CdiFiles:
             name: The name of the device, as `new_name` returned it.
             uid: The UID of the container's pod.
             container: The name of the container.
-            edits: The changes to the container. The runtime prefers these mounts to the pod's own at the same path.
+            edits: The changes to the container.
         """
-        content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
-        if edits.mounts:
-            content["mounts"] = [{"hostPath": a, "containerPath": b, "options": _BIND} for a, b in edits.mounts]
-        if edits.nodes:
-            content["deviceNodes"] = [{"path": path, "permissions": PERMISSIONS} for path in edits.nodes]
-        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": content}
+        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": _container_edits(edits)}
         spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(name, uid, container)
@@ -128,3 +164,24 @@ class CdiFiles:
                 file.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("CDI file cannot be removed: %s", error)
+
+
+def _container_edits(edits: Edits) -> dict[str, object]:
+    """Return `containerEdits` of the CDI specification."""
+    content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
+    if edits.mounts:
+        content["mounts"] = [
+            {"hostPath": mount.source, "containerPath": mount.target, "options": _options(mount)}
+            for mount in edits.mounts
+        ]
+    if edits.nodes:
+        content["deviceNodes"] = [{"path": path, "permissions": PERMISSIONS} for path in edits.nodes]
+    if edits.hooks:
+        content["hooks"] = [
+            {"hookName": hook.name, "path": hook.path, "args": [*hook.args], "env": [*hook.env]} for hook in edits.hooks
+        ]
+    return content
+
+
+def _options(mount: Mount) -> list[str]:
+    return ["rbind", "ro" if mount.read_only else "rw", "nosuid", "nodev"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deviceplugin.delivery.cdi import Edits
+from deviceplugin.delivery.cdi import Edits, Mount
 from deviceplugin.pods.identity import VISIBLE, Refused, Target
 from mgpu.model.cards import Card
 from mgpu.model.slice_names import is_slice, place_of
@@ -67,7 +67,7 @@ class Exposure:
         visible = [uuid for uuid in env.get(VISIBLE, "").split(",") if uuid]
         if not visible:
             return Edits(env)
-        mounts = tuple((_NULL, f"{_LIST}/{uuid}") for uuid in visible) if self.mounts else ()
+        mounts = tuple(Mount(_NULL, f"{_LIST}/{uuid}") for uuid in visible) if self.mounts else ()
         nodes = tuple(self._nodes(target, visible, [*cards, *gpus])) if self.nodes else ()
         return Edits(env, mounts, nodes)
 

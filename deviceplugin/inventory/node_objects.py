@@ -13,6 +13,7 @@ from typing import Any
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API
+from mgpu.model.isolation import ISOLATION_LABEL
 from mgpu.model.node_slices import LABEL
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.model.slice_names import MIG, MPS
@@ -113,6 +114,11 @@ class NodeObjects:
         self._node_listed.wait(_NODE_SECONDS)
         mode = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(LABEL)
         return mode if mode in (MIG, MPS) else ""
+
+    def isolation_label(self) -> str | None:
+        """Return the value of the Node's label that overrides the setting `deviceplugin.isolation`, or None."""
+        found = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(ISOLATION_LABEL)
+        return None if found is None else str(found)
 
     def wrote_node(self, before: Raw, after: Raw) -> None:
         """Store the answer to a write of the Node by this agent, unless the stored object has changed meanwhile.

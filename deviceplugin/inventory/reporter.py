@@ -27,9 +27,17 @@ from mgpu.model.cards import GPU, Card
 from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.device_object import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL, read_device, write_device
 from mgpu.model.errors import BadObject, RetryLater
+from mgpu.model.isolation import HAMI_CORE_LABEL, ISOLATION_LABEL
 from mgpu.model.pods import read_node
 from mgpu.settings import Settings
-from mgpu.version import AGENT_ANNOTATION, AgentReport, Toolkit, own_version, write_agent_report
+from mgpu.version import (
+    AGENT_ANNOTATION,
+    AgentReport,
+    IsolationReport,
+    Toolkit,
+    own_version,
+    write_agent_report,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +61,7 @@ def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: s
     """
     meta = device["metadata"]
     patch: Raw = {}
+    metadata: Raw = {}
     devices = (device.get("spec") or {}).get("devices") or []
     others = [d for d in devices if d.get("type", d.get("deviceType")) != "gpu"]
     if devices != desired["spec"]["devices"] + others:
@@ -61,13 +70,15 @@ def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: s
     ours = desired["metadata"].get("ownerReferences", [])
     if any(owner not in owners for owner in ours):
         kept = [owner for owner in owners if (owner.get("kind"), owner.get("name")) != ("Node", meta["name"])]
-        patch["metadata"] = {"ownerReferences": [*kept, *ours]}
+        metadata["ownerReferences"] = [*kept, *ours]
+    labels = desired["metadata"].get("labels", {})
+    if labels.items() - (meta.get("labels") or {}).items():
+        metadata["labels"] = labels
     if given is not None and given != (meta.get("annotations") or {}).get(CHECKPOINTS, ""):
-        patch.setdefault("metadata", {})["annotations"] = {CHECKPOINTS: given or None}
-    if not patch:
+        metadata["annotations"] = {CHECKPOINTS: given or None}
+    if not patch and not metadata:
         return None
-    patch.setdefault("metadata", {})["resourceVersion"] = meta["resourceVersion"]
-    return patch
+    return {**patch, "metadata": {**metadata, "resourceVersion": meta["resourceVersion"]}}
 
 
 def capacity_patch(
@@ -101,10 +112,13 @@ def capacity_patch(
     return patch or None
 
 
-def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "") -> Raw | None:
+def labels_patch(
+    node: Mapping[str, Any], cards: Sequence[Card], driver: str, server: str = "", *, hami_core: bool = False
+) -> Raw | None:
     """Return a merge patch with the Node's labels; None if they are up to date.
 
-    The labels are the model of the first card, the version of the driver, and the plugin that serves whole cards.
+    The labels are the model of the first card, the version of the driver, the plugin that serves whole cards, and
+    whether pods can have HAMi-core. A Node that has never offered HAMi-core does not get the last label.
 
     Args:
         cards: The GPUs of the node.
@@ -116,6 +130,7 @@ def labels_patch(node: Mapping[str, Any], cards: Sequence[Card], driver: str, se
         MODEL_LABEL: _label_value(cards[0].model if cards else ""),
         DRIVER_LABEL: _label_value(driver),
         WHOLE_CARDS_LABEL: server,
+        HAMI_CORE_LABEL: "true" if hami_core else "false" if HAMI_CORE_LABEL in labels else "",
     }
     changed = {name: value for name, value in desired.items() if value and labels.get(name) != value}
     return {"metadata": {"labels": changed}} if changed else None
@@ -166,6 +181,7 @@ class NodeFacts:
         has_cdi: Whether the container runtime has CDI; None if it does not report that.
         toolkit: The requests that NVIDIA's container toolkit accepts; None if its configuration cannot be read.
         mps_unbounded: Whether containers can write to MPS directories whose size is not limited.
+        isolation: What holds containers to their shares; None if it is not known.
     """
 
     cards: tuple[Card, ...]
@@ -176,6 +192,7 @@ class NodeFacts:
     has_cdi: bool | None = None
     toolkit: Toolkit | None = None
     mps_unbounded: bool = False
+    isolation: IsolationReport | None = None
 
 
 class Reporter:
@@ -256,14 +273,26 @@ class Reporter:
         # The Node is written first: as soon as there is a Device, the scheduler places pods on the node, and then it
         # must know which plugin serves whole cards.
         self._report_node(node, device, facts)
-        return self._report_device(device, write_device(read_node(node), node["metadata"]["uid"], facts.cards), facts)
+        desired = write_device(read_node(node), node["metadata"]["uid"], facts.cards)
+        if facts.isolation is not None:
+            desired["metadata"]["labels"] = {ISOLATION_LABEL: facts.isolation.backend}
+        return self._report_device(device, desired, facts)
 
     def _report_node(self, node: Raw, device: Raw | None, facts: NodeFacts) -> None:
         server = facts.whole_cards_server
-        about = AgentReport(own_version(), facts.has_cdi, len(facts.cards), server, facts.toolkit, facts.mps_unbounded)
+        about = AgentReport(
+            own_version(),
+            facts.has_cdi,
+            len(facts.cards),
+            server,
+            facts.toolkit,
+            facts.mps_unbounded,
+            facts.isolation,
+        )
+        hami_core = facts.isolation is not None and facts.isolation.hami_core
         patch = _merged(
             capacity_patch(node, (*facts.whole, *_other_devices(device)), self._settings, self._held_amount),
-            labels_patch(node, facts.cards, facts.driver, server),
+            labels_patch(node, facts.cards, facts.driver, server, hami_core=hami_core),
             agent_patch(node, about),
         )
         if patch:

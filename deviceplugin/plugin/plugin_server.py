@@ -239,7 +239,10 @@ class Plugin:
 def _response_of(answer: Answer) -> api.ContainerAllocateResponse:
     return api.ContainerAllocateResponse(
         envs=answer.env,
-        mounts=[api.Mount(host_path=source, container_path=target) for source, target in answer.mounts],
+        mounts=[
+            api.Mount(host_path=mount.source, container_path=mount.target, read_only=mount.read_only)
+            for mount in answer.mounts
+        ],
         devices=[api.DeviceSpec(host_path=n, container_path=n, permissions=PERMISSIONS) for n in answer.nodes],
         annotations=answer.annotations,
         cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi],

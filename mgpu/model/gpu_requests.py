@@ -105,6 +105,7 @@ class GpuRequest:
         requirements: the requirements on the node. The first unmet one is reported.
         constraints: the constraints on cards that the pod sets in annotations.
         others: the requests for devices of other types, in start order within each type.
+        isolation: the isolation back end that the pod names (`mgpu.model.isolation`); "" if it names none.
     """
 
     dialect: str
@@ -113,6 +114,7 @@ class GpuRequest:
     requirements: tuple[Requirement, ...] = ()
     constraints: Constraints = NO_CONSTRAINTS
     others: tuple[ContainerRequest, ...] = ()
+    isolation: str = ""
 
     def unmet_requirement(self, node: Node) -> str | None:
         return next((reason for r in self.requirements if (reason := r.unmet_requirement(node))), None)

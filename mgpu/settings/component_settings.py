@@ -165,8 +165,9 @@ class DevicePluginSettings(Block):
             empty, the agent does not ask.
         wholeCards: Who serves `nvidia.com/gpu` on the node: this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
             With `auto`, this agent serves it unless another plugin does. Change the setting only on a drained node.
-        enforce: With `mps`, an MPS control daemon runs for each shared card, and limits each share to its memory and
-            compute.
+        isolation: The isolation back end that holds containers to their shares; with `auto`, the strongest one that
+            works on the node. The label `mgpu.io/isolation` of a Node overrides it.
+        isolationRequired: Whether a container starts only if all of its limits are in force.
         mpsDir: The folder that has a folder for each MPS daemon.
         mpsControl: The program of the MPS control daemon.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
@@ -190,7 +191,8 @@ class DevicePluginSettings(Block):
     whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(to_lower_case)] = Field(
         "auto", alias="wholeCards"
     )
-    enforce: Annotated[Literal["none", "mps"], BeforeValidator(to_lower_case)] = "none"
+    isolation: Annotated[Literal["none", "mps", "hami-core", "driver", "auto"], BeforeValidator(to_lower_case)] = "none"
+    isolation_required: bool = Field(False, alias="isolationRequired")
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deviceplugin.isolation.mps.limits import Unenforceable, client_edits, client_of
+from deviceplugin.isolation.limits import Unenforceable, limits_of
+from deviceplugin.isolation.mps.limits import client_edits, share_client, slice_client_of
 from mgpu import dialects
 from mgpu.model.cards import Card
 from mgpu.model.errors import Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, cards_by_index
+from mgpu.model.isolation import MPS
 from mgpu.model.ledger import shares_of
 from mgpu.model.pods import Pod
 from mgpu.model.slice_names import RESOURCE_PREFIX, is_slice, place_of, slice_of_resource
@@ -158,7 +160,10 @@ class Delivery:
         env = dialects.environment_of(self.pod, self.request, name, devices, self.gpus)
         shares = [share for share in shares_of(self.request, self.placement) if share.container == name]
         try:
-            client = client_of(shares, self.gpus, enforce=own.enforce == "mps")
+            client = slice_client_of(shares, self.gpus)
+            limits = limits_of(shares, self.gpus) if own.isolation == MPS else ()
         except Unenforceable:
-            return env  # The node agent would not start this container, but the output has its placement anyway.
+            return env  # The node agent enforces nothing, or does not start the container.
+        if client is None and len(limits) == 1:
+            client = share_client(limits[0])
         return {**env, **(client_edits(client, Path(own.mps_dir)).env if client else {})}

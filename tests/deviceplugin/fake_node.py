@@ -14,7 +14,7 @@ from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.offers import id_resources
-from deviceplugin.isolation.mps.clients import Mps
+from deviceplugin.isolation.isolation import Isolation
 from deviceplugin.kubelet.pod_resources import Owner
 from deviceplugin.pods.capacity_check import Grants, read_delivered
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -126,7 +126,7 @@ class FakeNode(NoHolders):
             changed=self.changed,
             listener=self,
             unrecorded=self,
-            mps=self.make_mps(files),
+            isolation=self.make_isolation(files),
             exposure=self._exposure,
             wait_budget=self.budget,
         )
@@ -137,7 +137,7 @@ class FakeNode(NoHolders):
             for allocator in self.allocators.values():
                 allocator.resume()
 
-    def make_mps(self, files: CdiFiles) -> Mps | None:  # noqa: ARG002
+    def make_isolation(self, files: CdiFiles) -> Isolation | None:  # noqa: ARG002
         return None
 
     def _write(self, gpu_pod: GpuPod, annotations: Any) -> None:

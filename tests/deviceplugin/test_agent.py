@@ -184,7 +184,7 @@ def test_fields_of_other_clients_on_the_device_stay(node: Node) -> None:
 
         device = until(reported)
         assert device["metadata"]["annotations"]["a"] == "1"
-        assert device["metadata"]["labels"] == {"l": "2"}
+        assert device["metadata"]["labels"] == {"l": "2", "mgpu.io/isolation": "none"}
         assert rdma in device["spec"]["devices"]
         assert len(device["spec"]["devices"]) == 3
 

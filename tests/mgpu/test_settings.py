@@ -249,7 +249,7 @@ def test_slices_and_the_nodes_part_by_default() -> None:
     assert (own.enabled, own.schedule_policy, own.schedule_weight, own.geometries) == (True, "binpack", 10, {})
     assert own.weights == {"cpu": 1, "memory": 1, "gpu": 1}
     assert (own.config_map, own.config_map_namespace) == ("mps-configmap", "mgpu-system")
-    assert (node.enforce, node.mps_dir, node.mps_control, node.mig_manager) == (
+    assert (node.isolation, node.mps_dir, node.mps_control, node.mig_manager) == (
         "none",
         "/run/mgpu/mps",
         "nvidia-cuda-mps-control",
@@ -294,7 +294,7 @@ A_LIST = "mgpu.yaml: dialects.slices.KnowGeometries.0.allowedGeometries"
         (geometries("[NVIDIA-A30]", "[{2g.20gb: 1}]"), f"{A_LIST}.0: A30-24 has no profile 2g.20gb; it has 1g.6gb"),
         (geometries("[A100, H100-80GB]", "[{1g.5gb: 7}]"), f"{A_LIST}.0: H100-80 has no profile 1g.5gb"),
         (of_slices("KnowGeometries: [{model: A100}]"), "mgpu.yaml: dialects.slices.KnowGeometries.0.models: Field"),
-        ("deviceplugin: {enforce: mig}", "mgpu.yaml: deviceplugin.enforce: Input should be 'none' or 'mps'"),
+        ("deviceplugin: {isolation: mig}", "mgpu.yaml: deviceplugin.isolation: Input should be 'none', 'mps'"),
         (SEED.replace("schedulePolicy", "policy"), "mgpu.yaml: tiers[0].plugins[0].arguments.dynamicgpuslice.policy: "),
         (SEED.replace("cpu: 1", "cpu: much"), "mgpu.yaml: dialects.slices.weight.cpu: Input should be a valid integer"),
     ],

@@ -1,8 +1,8 @@
 """Keeps track of which containers are clients of which MPS daemon, and lets them start once the daemon answers.
 
-The allocator calls `Mps.ready` before a container starts and `Mps.mark_started` when it may start.
-`partitioning.mps_partitioner` sets which cards need a daemon for slices. Clients outlive the agent. The next agent
-finds them, because their CDI files name the daemon.
+`isolation.isolation` calls `Mps` before a container starts and when it may start. `partitioning.mps_partitioner` sets
+which cards need a daemon for slices. Clients outlive the agent. The next agent finds them, because their CDI files name
+the daemon.
 """
 
 import asyncio
@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from deviceplugin.cards import NodeGpus
-from deviceplugin.delivery.cdi import CdiFiles, Edits
+from deviceplugin.delivery.cdi import Edits
 from deviceplugin.event_loop import Wakeup
+from deviceplugin.isolation.backend import Ability, Measured, Unable
+from deviceplugin.isolation.limits import LimitedContainer, Unenforceable
 from deviceplugin.isolation.mps.daemons import Daemons
 from deviceplugin.isolation.mps.folders import KernelMounts
-from deviceplugin.isolation.mps.limits import Client, Unenforceable, client_edits, client_of, find_daemon
-from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.isolation.mps.limits import Client, client_edits, find_daemon, share_client, slice_client_of
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
-from mgpu.model.slice_names import is_mps
+from mgpu.model.isolation import MPS
 from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]
@@ -36,43 +37,36 @@ class Mps:
     settings does not affect a client.
 
     Args:
-        files: The CDI files, in which the clients of an earlier agent are found.
         folder: The setting `deviceplugin.mpsDir`.
         remnants: A function that returns the UIDs of the remnants (`Remnants.uids`).
-        unenforced: A function that reports that a pod's shares cannot be enforced, and the reason.
-        enforce: Whether shares of cards are limited. MPS slices are always limited.
     """
+
+    name = MPS
 
     def __init__(
         self,
         daemons: Daemons,
-        files: CdiFiles,
         folder: Path,
         node: NodeGpus,
         pods: NodePods,
         remnants: Callable[[], Collection[str]],
         changed: Wakeup,
-        unenforced: Callable[[GpuPod, str], None],
-        *,
-        enforce: bool,
     ) -> None:
         self._daemons = daemons
-        self._files = files
         self._folder = folder
         self._node = node
         self._pods = pods
         self._remnants = remnants
         self._changed = changed
-        self._unenforced = unenforced
-        self._enforce = enforce
         self._clients: dict[Key, str] = {}
         self._started: set[Key] = set()
         self._partitioned: frozenset[str] = frozenset()
-        self.recover()
 
-    def recover(self) -> None:
-        """Find the clients of an earlier agent in the CDI files."""
-        cards = {key: find_daemon(env, self._folder) for key, env in self._files.environments().items()}
+    def ability(self) -> Ability | Unable:
+        return Ability(memory=True, compute=True, several_cards=False)
+
+    def recover(self, environments: Mapping[Key, Mapping[str, str]]) -> None:
+        cards = {key: find_daemon(env, self._folder) for key, env in environments.items()}
         self._clients = {key: card for key, card in cards.items() if card is not None}
         self._started = {*self._clients}
 
@@ -90,25 +84,16 @@ class Mps:
         """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return self._daemons.has_unlimited_folder()
 
-    async def ready(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
-        """Wait for the daemons of these containers; return the edits of those containers that are clients.
+    async def ready_slices(self, targets: Sequence[Target], deadline: float) -> Mapping[Key, Edits]:
+        """Wait for the daemons of the containers with MPS slices, and return the edits of these.
 
         Raises Refused if a daemon does not answer before the deadline, a time of the event loop's clock, or if a
         container has slices that cannot be enforced.
         """
-        clients = {t.key: client for t in targets if (client := self._client(t)) is not None}
-        if not clients:
-            return {}
-        # The clients are registered before the wait, so that the daemons of their cards are started.
-        self._clients |= {key: client.card for key, client in clients.items()}
-        self._update_daemons()
-        for target in targets:
-            if target.key in clients:
-                try:
-                    await self._daemons.ready(clients[target.key].card, deadline)
-                except Refused as error:
-                    raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
-        return {key: client_edits(client, self._folder) for key, client in clients.items()}
+        return await self._ready([(t, client) for t in targets if (client := self._slice_client(t))], deadline)
+
+    async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:
+        return await self._ready([(c.target, share_client(c.limits[0])) for c in containers], deadline)
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers may start, so that their daemons are not killed while they run."""
@@ -117,6 +102,13 @@ class Mps:
 
     def keep_only(self, uids: Collection[str]) -> None:
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
+
+    async def resize(self, container: LimitedContainer) -> Unable | None:
+        return Unable(f"{container.target}: MPS limits a container only at its start")
+
+    def measure(self) -> Sequence[Measured]:
+        """Return nothing: MPS does not report what its clients use."""
+        return ()
 
     async def run(self) -> None:
         """Start and restart the daemons that are needed, until cancelled. The daemons outlive the cancellation.
@@ -139,32 +131,37 @@ class Mps:
         used = {card for key, card in clients.items() if key in self._started}
         self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
 
-    def _client(self, target: Target) -> Client | None:
-        """Return the container as a client; None if it is not a client. Report a share that cannot be enforced.
+    async def _ready(self, clients: Sequence[tuple[Target, Client]], deadline: float) -> Mapping[Key, Edits]:
+        """Register the containers as clients, and wait for their daemons. Raises Refused."""
+        if not clients:
+            return {}
+        # The clients are registered before the wait, so that the daemons of their cards are started.
+        self._clients |= {target.key: client.card for target, client in clients}
+        self._update_daemons()
+        for target, client in clients:
+            try:
+                await self._daemons.ready(client.card, deadline)
+            except Refused as error:
+                raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
+        return {target.key: client_edits(client, self._folder) for target, client in clients}
 
-        Raises Refused if the container has slices that cannot be enforced.
-        """
-        shares = [share for share in target.gpu_pod.shares or () if share.container == target.container]
+    def _slice_client(self, target: Target) -> Client | None:
+        """Return the container with an MPS slice as a client; None if it has none. Raises Refused."""
         try:
-            return client_of(shares, self._node.gpus, enforce=self._enforce)
+            return slice_client_of(target.shares, self._node.gpus)
         except Unenforceable as error:
-            if any(is_mps(share.type) for share in shares):
-                raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from error
-            self._unenforced(target.gpu_pod, f"the share of container {target.container} is not enforced: {error}")
-            return None
+            raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from error
 
 
 def make_mps(
     settings: DevicePluginSettings,
-    files: CdiFiles,
     node: NodeGpus,
     pods: NodePods,
     remnants: Callable[[], Collection[str]],
     changed: Wakeup,
     warn_node: Callable[[str], None],
-    warn_pod: Callable[[GpuPod, str], None],
 ) -> Mps:
     folder = Path(settings.mps_dir)
     mounts = KernelMounts() if settings.mps_require_mounts else None
     daemons = Daemons(folder, shlex.split(settings.mps_control), warn_node, changed.wake, mounts=mounts)
-    return Mps(daemons, files, folder, node, pods, remnants, changed, warn_pod, enforce=settings.enforce == "mps")
+    return Mps(daemons, folder, node, pods, remnants, changed)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deviceplugin.delivery.cdi import Edits
-from mgpu.model.cards import GPU, Card
+from deviceplugin.delivery.cdi import Edits, Mount
+from deviceplugin.isolation.limits import CardLimit, Unenforceable
+from mgpu.model.cards import Card
 from mgpu.model.ledger import Share
 from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_of_resource
 
@@ -20,10 +21,6 @@ _SHM = "/dev/shm"
 """The folder in a container through which client and server share memory, in addition to the pipes."""
 _GIB = 1 << 30
 _MIB = 1 << 20
-
-
-class Unenforceable(Exception):
-    """The shares of the container cannot be enforced. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +48,19 @@ def shm_dir(folder: Path) -> Path:
     return folder / "shm"
 
 
-def client_of(shares: Iterable[Share], gpus: Sequence[Card], *, enforce: bool) -> Client | None:
-    """Return the container with these shares as a client, or None if it is not a client.
-
-    A container with an MPS slice is always a client. A container with a share of a card is a client only if `enforce`
-    is true. Whole cards make no container a client.
+def slice_client_of(shares: Iterable[Share], gpus: Sequence[Card]) -> Client | None:
+    """Return the container with these shares as a client by its MPS slice, or None if it has none.
 
     Args:
         gpus: All GPUs of the node, including partitioned ones.
 
-    Raises Unenforceable if the container would be a client more than once, or if `share_client` raises it.
+    Raises Unenforceable if the container would be a client more than once.
     """
     clients: list[Client] = []
     for share in shares:
         if is_mps(share.type) and isinstance(share.card, int):
             name, parent = slice_of_resource(RESOURCE_PREFIX + share.type) or "", place_of(share.card)[0]
             clients += (slice_client(name, card) for card in gpus if card.index == parent)
-        elif enforce and share.type == GPU and not share.whole:
-            clients += (share_client(share, card) for card in gpus if share.is_on(card))
     if len(clients) > 1:
         cards = len({client.card for client in clients})
         shares_text = f"shares of {cards} cards" if cards > 1 else f"{len(clients)} shares of a card"
@@ -88,17 +80,10 @@ def slice_client(name: str, card: Card) -> Client:
     return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
 
 
-def share_client(share: Share, card: Card) -> Client:
-    """Return a client with this share of the card. An amount that the share does not state has no limit.
-
-    Raises Unenforceable if the share states no amount. Records of other systems can state the amounts of all containers
-    of a pod together.
-    """
-    amount = share.amount(card)
-    if not amount.memory and not amount.core:
-        raise Unenforceable("the allocation record does not say how much of the pod's share belongs to the container")
-    memory = f"{max(1, amount.memory // _MIB)}M" if amount.memory else None
-    return Client(card.uuid, memory, _percent(100 * amount.core, card.core) if amount.core else None)
+def share_client(limit: CardLimit) -> Client:
+    """Return a client with this share of a card. An amount that the share does not state has no limit."""
+    memory = f"{max(1, limit.memory // _MIB)}M" if limit.memory else None
+    return Client(limit.card.uuid, memory, _percent(100 * limit.compute, limit.card.core) if limit.compute else None)
 
 
 def _percent(hundredfold: int, whole: int) -> int:
@@ -116,7 +101,7 @@ def client_edits(client: Client, folder: Path) -> Edits:
         env[_MEMORY] = f"0={client.memory}"
     if client.percent is not None:
         env[_THREADS] = str(client.percent)
-    return Edits(env, ((pipe, pipe), (str(shm_dir(folder)), _SHM)))
+    return Edits(env, (Mount(pipe, pipe), Mount(str(shm_dir(folder)), _SHM)))
 
 
 def find_daemon(env: Mapping[str, str], folder: Path) -> str | None:

@@ -13,12 +13,13 @@ from mgpu.model.agent_pods import is_ready, not_ready_cause
 from mgpu.model.cards import GPU, Card
 from mgpu.model.device_object import WHOLE_CARDS_LABEL, read_device
 from mgpu.model.errors import BadObject
+from mgpu.model.isolation import NONE
 from mgpu.model.node_slices import unpartitioned_cards
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.presentation.overview import read_partitioning
 from mgpu.presentation.plain_text import join_names
-from mgpu.version import AgentReport, read_agent_report
+from mgpu.version import AgentReport, IsolationReport, read_agent_report
 
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
 _WHOLE_CARDS = "nvidia.com/gpu"
@@ -44,6 +45,7 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
     yield from _check_resources(installation, reports)
     yield from _check_cdi(installation, reports)
     yield from _check_isolation(installation, reports)
+    yield from _check_limits(reports)
     yield from _check_mps(installation, reports)
     yield from _check_nvidia_plugin(installation, reports)
 
@@ -163,6 +165,23 @@ def _check_isolation(installation: Installation, reports: Sequence[tuple[Raw, Ag
         yield Finding(check, Level.WARNING, text, remedy)
     if toolkits and not blind and not exposed:
         yield Finding(check, Level.OK, "only containers with cards see cards, and only their own")
+
+
+def _check_limits(reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Report what holds containers to their shares on each node, and the nodes on which it does not work."""
+    check = "limits"
+    by_report: dict[IsolationReport, list[str]] = {}
+    for node, agent in reports:
+        if agent.isolation is not None:
+            by_report.setdefault(agent.isolation._replace(hami_core=False), []).append(_name(node))
+    for report, names in sorted(by_report.items()):
+        nodes = join_names(sorted(names))
+        if report.problem:
+            remedy = "pods there run without limits, and get the Event MgpuNotEnforced (docs/isolation.md)"
+            yield Finding(check, Level.FAILED, f"isolation {report.backend} on {nodes}: {report.problem}", remedy)
+        elif report.backend != NONE:
+            caution = f"; {report.caution}" if report.caution else ""
+            yield Finding(check, Level.OK, f"isolation {report.backend} holds shares on {nodes}{caution}")
 
 
 def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:

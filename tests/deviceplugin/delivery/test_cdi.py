@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.delivery.cdi import CdiFiles, Edits, new_name
+from deviceplugin.delivery.cdi import CdiFiles, Edits, Hook, Mount, new_name
 from playground.container_runtime import Unresolvable, resolve
 
 
@@ -53,15 +53,42 @@ def test_missing_folder_has_no_files(tmp_path: Path) -> None:
 def test_mounts_are_part_of_the_device(tmp_path: Path) -> None:
     name = new_name()
     files = CdiFiles(tmp_path)
-    files.write(name, "a", "main", Edits({"A": "1"}, (("/run/x", "/run/x"), ("/run/shm", "/dev/shm"))))
+    mounts = (Mount("/run/x", "/run/x"), Mount("/run/shm", "/dev/shm", read_only=True))
+    files.write(name, "a", "main", Edits({"A": "1"}, mounts))
     assert resolve([name], tmp_path).mounts == (("/run/x", "/run/x"), ("/dev/shm", "/run/shm"))
     (file,) = tmp_path.iterdir()
-    (mount, _) = json.loads(file.read_text())["devices"][0]["containerEdits"]["mounts"]
+    (mount, read_only) = json.loads(file.read_text())["devices"][0]["containerEdits"]["mounts"]
+    assert read_only["options"] == ["rbind", "ro", "nosuid", "nodev"]
     assert mount == {
         "hostPath": "/run/x",
         "containerPath": "/run/x",
         "options": ["rbind", "rw", "nosuid", "nodev"],
     }
+
+
+def test_hooks_are_part_of_the_device(tmp_path: Path) -> None:
+    hook = Hook("createContainer", "/usr/bin/hook", ("hook", "limit"), ("A=1",))
+    CdiFiles(tmp_path).write(new_name(), "a", "main", Edits({"A": "1"}, hooks=(hook,)))
+    (file,) = tmp_path.iterdir()
+    (found,) = json.loads(file.read_text())["devices"][0]["containerEdits"]["hooks"]
+    assert found == {
+        "hookName": "createContainer",
+        "path": "/usr/bin/hook",
+        "args": ["hook", "limit"],
+        "env": ["A=1"],
+    }
+
+
+def test_later_variables_win_and_everything_else_is_added() -> None:
+    first = Edits({"A": "1", "B": "1"}, (Mount("/x", "/x"),), ("/dev/a",), (Hook("poststop", "/h"),))
+    second = Edits({"B": "2"}, (Mount("/y", "/y"),), ("/dev/b",), (Hook("prestart", "/i"),))
+    assert (first | second) == Edits(
+        {"A": "1", "B": "2"},
+        (Mount("/x", "/x"), Mount("/y", "/y")),
+        ("/dev/a", "/dev/b"),
+        (Hook("poststop", "/h"), Hook("prestart", "/i")),
+    )
+    assert dict((first | second).env) == {"A": "1", "B": "2"}
 
 
 def test_spec_without_mounts_has_only_the_environment(tmp_path: Path) -> None:

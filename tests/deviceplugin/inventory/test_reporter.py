@@ -25,7 +25,7 @@ from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.pods import read_node
 from mgpu.settings import load_settings
-from mgpu.version import AGENT_ANNOTATION, AgentReport, Toolkit, own_version, read_agent_report
+from mgpu.version import AGENT_ANNOTATION, AgentReport, IsolationReport, Toolkit, own_version, read_agent_report
 from tests.builders import MEMORY, card, cards, node, share
 from tests.deviceplugin.node import NODE, Node
 from tests.waiting import until
@@ -213,7 +213,14 @@ def test_agent_annotation_is_written_if_it_differs() -> None:
     assert read_agent_report(raw) == report
     assert agent_patch(raw, report) is None
     toolkit = Toolkit(variable=True, mounts=False)
-    for other in (report._replace(cdi=True), report._replace(toolkit=toolkit), report._replace(mps_unbounded=True)):
+    isolation = IsolationReport("driver", "it is too old", "managed memory escapes", hami_core=True)
+    for other in (
+        report._replace(cdi=True),
+        report._replace(toolkit=toolkit),
+        report._replace(mps_unbounded=True),
+        report._replace(isolation=isolation),
+        report._replace(isolation=IsolationReport("none")),
+    ):
         patch = agent_patch(raw, other)
         assert patch is not None
         assert read_agent_report({"metadata": {"name": "n1", **patch["metadata"]}}) == other

@@ -16,7 +16,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
 from mgpu.serving.callers import Callers
 from mgpu.serving.certificates import CA, Files
-from mgpu.version import VERSION_LABEL, Toolkit
+from mgpu.version import VERSION_LABEL, IsolationReport, Toolkit
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from playground.processes import free_port
 from tests.builders import share
@@ -311,6 +311,10 @@ def no_configuration(world: World) -> None:
     world.api.delete(f"{COLLECTIONS}/{VALIDATING}/mgpu-webhook")
 
 
+def isolation_does_not_work(world: World) -> None:
+    world.installed.says("n1", isolation=IsolationReport("driver", "the driver is older than R615"))
+
+
 def mps_folders_are_no_mounts(world: World) -> None:
     world.installed.says("n1", mps_unbounded=True)
 
@@ -417,6 +421,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     lease_not_renewed: ("failed", "scheduler", "no scheduler decides: the Lease mgpu-scheduler is not renewed"),
     no_cdi: ("failed", "cdi", "CDI is off in the container runtime of n1"),
     unknown_cdi: ("warning", "cdi", "it is unknown whether CDI is on in the container runtime of n1"),
+    isolation_does_not_work: ("failed", "limits", "isolation driver on n1: the driver is older than R615"),
     mps_folders_are_no_mounts: ("failed", "mps", "on n1 containers write to folders of deviceplugin.mpsDir"),
     nvidia_plugin: ("failed", "nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
     other_versions: ("failed", "versions", "parts have different versions: 0.0.9: agent of n2; 0.1.0: "),

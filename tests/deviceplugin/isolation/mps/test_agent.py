@@ -1,4 +1,4 @@
-"""`enforce: mps` through the agent, a kubelet and a runtime."""
+"""`isolation: mps` through the agent, a kubelet and a runtime."""
 
 import shlex
 from typing import Any
@@ -13,7 +13,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 
 def settings(node: Node, **more: Any) -> dict[str, Any]:
     own = {"mpsDir": str(node.folder / "mps"), "mpsControl": shlex.join(COMMAND), "mpsRequireMounts": False}
-    return {"enforce": "mps", **own, **more}
+    return {"isolation": "mps", **own, **more}
 
 
 def decided(name: str, card: str = "0") -> dict[str, Any]:
@@ -86,5 +86,5 @@ def test_without_cdi_nothing_is_enforced_and_an_event_says_so(node: Node) -> Non
         node.create(decided("p"))
         node.runs("p")
         assert not [key for key in node.env("p") if key.startswith("CUDA")]
-        until(lambda: warnings(node, "MgpuMps"))
+        until(lambda: warnings(node, "MgpuIsolation"))
     assert not (node.folder / "mps").exists()

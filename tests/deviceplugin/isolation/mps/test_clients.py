@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.delivery.cdi import CdiFiles, Edits
+from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.limits import Client, client_edits
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from mgpu.dialects.slices import GIVEN
-from playground.container_runtime import Edits, Unresolvable, resolve
+from playground.container_runtime import Edits as Resolved
+from playground.container_runtime import Unresolvable, resolve
 from tests.builders import container, pod
 from tests.deviceplugin.fake_node import FakeNode, FixedGpus
 from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, on_loop, pid_of, until
@@ -37,25 +39,17 @@ class MpsNode(FakeNode):
         self._command = COMMAND
         super().__init__(folder)
 
-    def make_mps(self, files: CdiFiles) -> Mps:
+    def make_isolation(self, files: CdiFiles) -> Isolation:
         daemons = Daemons(self.folder, self._command, self.warnings.append, self.changed.wake, self._times)
 
         def unenforced(gpu_pod: GpuPod, reason: str) -> None:
             self.unenforced.append(f"{gpu_pod.pod.name}: {reason}")
 
         gpus = FixedGpus(self.cards)
-        self.mps = Mps(
-            daemons,
-            files,
-            self.folder,
-            gpus,
-            self.pods,
-            lambda: self.remnants,
-            self.changed,
-            unenforced,
-            enforce=self._enforce,
-        )
-        return self.mps
+        self.mps = Mps(daemons, self.folder, gpus, self.pods, lambda: self.remnants, self.changed)
+        policy = Policy("mps" if self._enforce else "none")
+        self.isolation = Isolation({"mps": self.mps}, self.mps, policy, files, gpus, unenforced)
+        return self.isolation
 
     @asynccontextmanager
     async def running(
@@ -80,7 +74,7 @@ class MpsNode(FakeNode):
             await asyncio.gather(task, return_exceptions=True)
             self.changed.unbind()
 
-    async def run_container(self, name: str, *ids: str) -> Edits:
+    async def run_container(self, name: str, *ids: str) -> Resolved:
         """Admit and start the container as the kubelet does, and return what it gets."""
         answer = await self.allocator.allocate(ids)
         self.note(answer, list(ids), f"uid-{name}")
@@ -239,8 +233,9 @@ async def test_mps_slice_is_a_client_whatever_the_setting(mps_node: MpsNode) -> 
         known = mps_node.pods.by_uid("uid-p")
         assert known is not None
         deadline = asyncio.get_running_loop().time() + 20
-        found = await mps_node.mps.ready([Target(known, "c")], deadline)
-        assert found["uid-p", "c"] == client_edits(Client(OTHER, "4G", 5), mps_node.folder)
+        found = await mps_node.isolation.ready([Target(known, "c")], deadline)
+        marked = Edits({"MGPU_ISOLATION": "mps"})
+        assert found["uid-p", "c"] == client_edits(Client(OTHER, "4G", 5), mps_node.folder) | marked
         assert lives(pid_of(mps_node.folder, OTHER))
 
 

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from deviceplugin.delivery.cdi import Edits
+from deviceplugin.delivery.cdi import Edits, Mount
+from deviceplugin.isolation.limits import Unenforceable, limits_of
 from deviceplugin.isolation.mps.limits import (
     Client,
-    Unenforceable,
     client_edits,
-    client_of,
     find_daemon,
     share_client,
     slice_client,
+    slice_client_of,
 )
 from mgpu.model.cards import Card
-from mgpu.model.ledger import Minor, Share
+from mgpu.model.ledger import Share
 from tests.builders import GIB, card, cards
 
 FOLDER = Path("/run/mgpu/mps")
@@ -60,48 +60,30 @@ def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
     ],
 )
 def test_share_is_limited_to_what_it_requests(share: Share, limits: tuple[str | None, int | None]) -> None:
-    assert share_client(share, card()) == Client("GPU-n1-0", *limits)
+    (limit,) = limits_of([share], [card()])
+    assert share_client(limit) == Client("GPU-n1-0", *limits)
 
 
-@pytest.mark.parametrize("on", [1, "GPU-n1-1", Minor(1)])
-def test_card_is_found_however_the_record_names_it(on: object) -> None:
-    found = client_of([shared(on)], TWO, enforce=True)
-    assert found is not None
-    assert found.card == "GPU-n1-1"
-
-
-def test_whole_cards_and_other_devices_are_no_clients() -> None:
-    whole = [Share("c", i, 1000, whole=True) for i in (0, 1)]
-    others = [Share("c", 0, 500, type="rdma"), Share("c", 3, 1000, whole=True, type="mig-2g.20gb")]
-    assert client_of([*whole, *others], TWO, enforce=True) is None
-    assert client_of([], TWO, enforce=True) is None
-
-
-def test_shares_have_no_limits_unless_they_are_enforced_and_slices_always() -> None:
-    assert client_of([shared()], TWO, enforce=False) is None
+def test_slice_is_a_client_of_its_card() -> None:
     piece = Share("c", 103, 1000, whole=True, type="gpu-4gb")
-    assert client_of([piece], TWO, enforce=False) == Client("GPU-n1-1", "4G", 5)
+    assert slice_client_of([piece], TWO) == Client("GPU-n1-1", "4G", 5)
+    assert slice_client_of([shared()], TWO) is None
+    assert slice_client_of([Share("c", 3, 1000, whole=True, type="mig-2g.20gb")], TWO) is None
 
 
 def test_slice_of_a_missing_card_is_no_client() -> None:
-    assert client_of([Share("c", 903, 1000, whole=True, type="gpu-4gb")], TWO, enforce=True) is None
+    assert slice_client_of([Share("c", 903, 1000, whole=True, type="gpu-4gb")], TWO) is None
 
 
-def test_shares_of_several_cards_are_unenforceable() -> None:
-    with pytest.raises(Unenforceable, match="shares of 2 cards"):
-        client_of([shared(0), shared(1)], TWO, enforce=True)
-    with pytest.raises(Unenforceable, match="2 shares of a card"):
-        client_of([Share("c", i, whole=True, type="gpu-4gb") for i in (0, 1)], TWO, enforce=False)
-
-
-def test_record_without_amounts_per_container_is_unenforceable() -> None:
-    with pytest.raises(Unenforceable, match="does not say how much"):
-        client_of([Share("c", 0, ratio=0)], TWO, enforce=True)
+@pytest.mark.parametrize(("cards_", "text"), [((0, 1), "2 shares of a card"), ((0, 100), "shares of 2 cards")])
+def test_container_with_several_slices_is_unenforceable(cards_: tuple[int, int], text: str) -> None:
+    with pytest.raises(Unenforceable, match=text):
+        slice_client_of([Share("c", i, whole=True, type="gpu-4gb") for i in cards_], TWO)
 
 
 def test_environment_and_mounts_of_a_client() -> None:
     pipe = "/run/mgpu/mps/GPU-n1-0/pipe"
-    mounts = ((pipe, pipe), ("/run/mgpu/mps/shm", "/dev/shm"))
+    mounts = (Mount(pipe, pipe), Mount("/run/mgpu/mps/shm", "/dev/shm"))
     assert client_edits(Client("GPU-n1-0", "4G", 5), FOLDER) == Edits(
         {
             "CUDA_MPS_PIPE_DIRECTORY": pipe,
