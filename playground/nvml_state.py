@@ -1,9 +1,9 @@
 """Stores the state of simulated MIG cards in a JSON file, so that the state survives the processes that use it.
 
 `playground.simulated_nvml` changes the state as NVML would, in the process of the node agent. The container runtime
-registers the processes on each device as files `<file>.clients/<uuid>/<pid>`. A file lock guards every change of the
-JSON file, because several processes change it. `mgpu demo` reads the state, and tests change it as an administrator or
-a reboot would.
+registers the processes on each device as files `<file>.clients/<uuid>/<pid>`, in which `playground.gpu_processes` says
+what the processes use. A file lock guards every change, because several processes change the files. `mgpu demo` reads
+the state, and tests change it as an administrator or a reboot would.
 """
 
 import fcntl
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 _SUFFIX = ".mig.json"
+_FIRST_WITH_LIMITS = 615
 _NAMESPACE = uuids.UUID("6f1a2c8e-5a0c-4c39-9d7e-0b9b6d0f4a11")
 
 
@@ -79,12 +80,17 @@ class State:
     Attributes:
         privileged: Whether NVML permits changes.
         passthrough: Whether the machine cannot reset its cards, as in a virtual machine.
+        driver: The version of the driver.
+        memory_accounting: How the driver counts the memory of cgroups: "dmem" (by the kernel's controller), "misc" (by
+            itself), or "" (not at all). A driver older than R615 cannot.
         serial: The serial number that was given last.
         cards: The modes of the cards by UUID. A card that is missing was never changed.
     """
 
     privileged: bool = True
     passthrough: bool = False
+    driver: str = "580.126.09"
+    memory_accounting: str = "dmem"
     serial: int = 0
     cards: dict[str, Mode] = field(default_factory=dict)
 
@@ -142,11 +148,18 @@ _known = lru_cache(maxsize=16)(_parsed)
 
 
 @contextmanager
-def changing(file: Path) -> Iterator[State]:
-    """Lock the file and return its state for changes, which are written atomically if the block raises no exception."""
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock that guards the state file and the files of processes and cgroups beside it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(f"{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def changing(file: Path) -> Iterator[State]:
+    """Lock the file and return its state for changes, which are written atomically if the block raises no exception."""
+    with locked(file):
         before = _written(file)
         state = _parsed(file, before)
         yield state
@@ -162,19 +175,24 @@ def changing(file: Path) -> Iterator[State]:
 
 def register(file: Path, uuid: str, pid: int) -> None:
     """Record that a process runs on the MIG device or card with this UUID."""
-    folder = _clients(file, uuid)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / str(pid)).touch()
+    path = client_file(file, uuid, pid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
 
 
 def deregister(file: Path, uuid: str, pid: int) -> None:
-    (_clients(file, uuid) / str(pid)).unlink(missing_ok=True)
+    client_file(file, uuid, pid).unlink(missing_ok=True)
+
+
+def client_file(file: Path, uuid: str, pid: int) -> Path:
+    """Return the file of a process on a MIG device or card. `playground.gpu_processes` knows its content."""
+    return _clients(file, uuid) / str(pid)
 
 
 def clients(file: Path, uuid: str) -> tuple[int, ...]:
     """Return the ids of the processes that run on the MIG device or card, in ascending order."""
     try:
-        return tuple(sorted(int(entry.name) for entry in _clients(file, uuid).iterdir()))
+        return tuple(sorted(int(entry.name) for entry in _clients(file, uuid).iterdir() if entry.name.isdigit()))
     except FileNotFoundError:
         return ()
 
@@ -190,6 +208,22 @@ def set_switch(file: Path, *, privileged: bool | None = None, passthrough: bool 
     with changing(file) as state:
         state.privileged = state.privileged if privileged is None else privileged
         state.passthrough = state.passthrough if passthrough is None else passthrough
+
+
+def set_driver(file: Path, version: str, *, memory_accounting: str = "dmem") -> None:
+    """Install a version of the driver, which counts the memory of cgroups in this way (`State.memory_accounting`)."""
+    with changing(file) as state:
+        state.driver, state.memory_accounting = version, memory_accounting
+
+
+def has_limit_functions(state: State) -> bool:
+    """Return whether the driver's library has the functions for memory limits, which R615 added."""
+    return int(state.driver.partition(".")[0]) >= _FIRST_WITH_LIMITS
+
+
+def supports_limits(state: State) -> bool:
+    """Return whether the driver limits the memory of cgroups. An administrator can switch that off."""
+    return has_limit_functions(state) and bool(state.memory_accounting)
 
 
 def reset(file: Path, uuid: str) -> bool:

@@ -10,7 +10,6 @@ driver runs on them unchanged. When the driver calls another function of `pynvml
 import ctypes
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -20,6 +19,7 @@ from deviceplugin.mig.mig_driver import MigCard, NvmlMig
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.mig import Instance, Layout, Profile, invalid_reason, layout_of
+from playground.gpu_processes import on_device
 from playground.nvml_state import (
     Compute,
     Gpu,
@@ -32,6 +32,8 @@ from playground.nvml_state import (
     read_state,
     state_file,
 )
+from playground.simulated_library import fail
+from playground.simulated_memory import SimulatedMemory
 
 _KIND_IDS = {0: 19, 7: 20, 9: 15, 1: 14, 2: 9, 3: 5, 4: 0}
 _KIND_IDS_A30 = {0: 14, 7: 21, 1: 5, 8: 6, 3: 0}
@@ -48,11 +50,6 @@ _KINDS_MEDIA = {(1, 1): 7, (2, 2): 8}
 _COMPUTE_SLICES = (1, 2, 3, 4, 7)
 """The compute slices of each kind of compute instance profile. The kinds are 0, 1 and so on, and are also the ids."""
 _AMPERE = ("A30", "A100")
-_FIRST_HANDLE = 0x1000  # any value but 0, which would be a null pointer
-
-
-def _fail(code: int) -> pynvml.NVMLError:
-    return pynvml.NVMLError(code)
 
 
 def forgetful(cards: Iterable[Card]) -> frozenset[str]:
@@ -61,68 +58,21 @@ def forgetful(cards: Iterable[Card]) -> frozenset[str]:
     return frozenset(uuid for uuid, layout in layouts if layout and not layout.name.startswith(_AMPERE))
 
 
-class SimulatedNvml:
+class SimulatedNvml(SimulatedMemory):
     """The NVML library of one process. The cards' state is in a file, so it survives a restart of the agent.
 
-    As in the real library, a handle is valid until NVML is shut down or the object of the handle is gone. Only one
-    thread at a time may use a `SimulatedNvml`, but other processes may use the same file. nvml.h documents the methods;
-    the docstrings here only add what nvml.h leaves open.
-
-    Attributes:
-        cards: The cards that are plugged in. The attribute may be set to other cards at any time.
+    `simulated_library` and `simulated_memory` have the functions that do not concern MIG.
     """
-
-    def __init__(self, state_file: Path, cards: Sequence[Card]) -> None:
-        self.cards = cards
-        self._file = state_file
-        self._starts = 0
-        self._handles: dict[int, tuple[str, ...]] = {}
-        self._addresses: dict[tuple[str, ...], int] = {}
-
-    def nvmlInit(self) -> None:
-        self._starts += 1
-
-    def nvmlShutdown(self) -> None:
-        self._check()
-        self._starts -= 1
-        if not self._starts:
-            self._handles.clear()
-            self._addresses.clear()
-
-    def nvmlDeviceGetCount(self) -> int:
-        self._check()
-        return len(self.cards)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
-        self._check()
-        if not 0 <= index < len(self.cards):
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._handle(pynvml.c_nvmlDevice_t, "card", sorted(self.cards, key=lambda card: card.index)[index].uuid)
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
-        self._check()
-        if all(card.uuid != uuid for card in self.cards):
-            raise _fail(pynvml.NVML_ERROR_NOT_FOUND)
-        return self._handle(pynvml.c_nvmlDevice_t, "card", uuid)
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
         key = self._key(handle, "card", "mig")
         return self._card(handle).uuid if key[0] == "card" else self._mig(handle)[1].uuid
 
-    def nvmlDeviceGetName(self, handle: Any) -> str:
-        return self._card(handle).model
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
-        return SimpleNamespace(total=self._card(handle).memory)
-
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         """Return the processes on a MIG device. For a card, return those on the card and on all of its instances."""
-        key = self._key(handle, "card", "mig")
-        if key[0] == "mig":
-            found = clients(self._file, self._mig(handle)[1].uuid)
-        else:
-            found = processes(self._file, key[1], self._mode(handle))
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in found]
+        if self._key(handle, "card", "mig")[0] == "mig":
+            return self._described(on_device(self._file, self._mig(handle)[1].uuid))
+        return super().nvmlDeviceGetComputeRunningProcesses(handle)
 
     # MIG mode.
 
@@ -140,7 +90,7 @@ class SimulatedNvml:
         self._privileged()
         layout = self._layout(device)
         if mode not in (pynvml.NVML_DEVICE_MIG_DISABLE, pynvml.NVML_DEVICE_MIG_ENABLE):
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         with changing(self._file) as state:
             card = self._mode_in(state, device)
             card.pending = mode == pynvml.NVML_DEVICE_MIG_ENABLE
@@ -159,10 +109,10 @@ class SimulatedNvml:
         """Return the profile whose kind is `profile`. Version 2 fails if the card is not in MIG mode (nvml.h)."""
         layout = self._layout(device)
         if not 0 <= profile < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = next((p for p in layout.profiles if _kind(p) == profile), None)
         if found is None or (version != 1 and not self._mode(device).current):
-            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t() if version == 1 else pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
         info.id, info.sliceCount, info.instanceCount = _id(layout, found), found.compute, found.most
         # The driver reserves a small part of the memory of an instance.
@@ -187,12 +137,12 @@ class SimulatedNvml:
             mode = self._on(device, self._mode_in(state, device))
             profile, place = self._profile(device, profile_id), _target(placement)
             if not isinstance(place, pynvml.c_nvmlGpuInstancePlacement_t):
-                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             if place.start not in profile.starts or place.size != profile.size:
-                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             there = [Instance(gpu.start, gpu.profile) for gpu in mode.instances]
             if invalid_reason(layout, [*there, Instance(place.start, profile.name)]):
-                raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+                raise fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             used = {gpu.id for gpu in mode.instances}
             made = Gpu(
                 next(i for i in range(1, 1 + len(used) + 1) if i not in used),
@@ -228,7 +178,7 @@ class SimulatedNvml:
         with changing(self._file) as state:
             mode = self._mode_in(state, card)
             if found.compute:
-                raise _fail(pynvml.NVML_ERROR_IN_USE)
+                raise fail(pynvml.NVML_ERROR_IN_USE)
             mode.instances = [gpu for gpu in mode.instances if gpu.serial != found.serial]
         return int(pynvml.NVML_SUCCESS)
 
@@ -240,9 +190,9 @@ class SimulatedNvml:
         card, gpu = self._gpu(device)
         slices = _named(self._layout(card), gpu.profile).compute
         if not 0 <= profile < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT or engines != 0:
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         if profile >= len(_COMPUTE_SLICES) or _COMPUTE_SLICES[profile] > slices:
-            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         of_version = {1: pynvml.c_nvmlComputeInstanceProfileInfo_t, 2: pynvml.c_nvmlComputeInstanceProfileInfo_v2_t}
         info = of_version[version]()
         info.id, info.sliceCount = profile, _COMPUTE_SLICES[profile]
@@ -268,7 +218,7 @@ class SimulatedNvml:
             gpu = next(gpu for gpu in self._mode_in(state, card).instances if gpu.serial == found.serial)
             taken = sum(_COMPUTE_SLICES[compute.kind] for compute in gpu.compute)
             if taken + wanted > _named(self._layout(card), gpu.profile).compute:
-                raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+                raise fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             used = {compute.id for compute in gpu.compute}
             id_ = next(i for i in range(len(used) + 1) if i not in used)
             made = Compute(id_, profile_id, mig_uuid(key[1], gpu.serial, state.next_serial()))
@@ -282,9 +232,9 @@ class SimulatedNvml:
             instances = state.cards.get(card, Mode()).instances
             gpu = next((gpu for gpu in instances if str(gpu.serial) == serial), None)
             if gpu is None or all(compute.uuid != uuid for compute in gpu.compute):
-                raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+                raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
             if clients(self._file, uuid):
-                raise _fail(pynvml.NVML_ERROR_IN_USE)
+                raise fail(pynvml.NVML_ERROR_IN_USE)
             gpu.compute = [compute for compute in gpu.compute if compute.uuid != uuid]
         return int(pynvml.NVML_SUCCESS)
 
@@ -297,67 +247,30 @@ class SimulatedNvml:
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any:
         mode = self._on(device, self._mode(device))
         if not 0 <= index < self.nvmlDeviceGetMaxMigDeviceCount(device):
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         devices = [(str(gpu.serial), compute.uuid) for gpu in mode.instances for compute in gpu.compute]
         if index >= len(devices):
-            raise _fail(pynvml.NVML_ERROR_NOT_FOUND)
+            raise fail(pynvml.NVML_ERROR_NOT_FOUND)
         return self._handle(pynvml.c_nvmlDevice_t, "mig", self._card(device).uuid, *devices[index])
 
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
         return self._mig(device)[0].id
 
-    # Handles.
-
-    def _check(self) -> None:
-        if not self._starts:
-            raise _fail(pynvml.NVML_ERROR_UNINITIALIZED)
-
-    def _privileged(self) -> None:
-        self._check()
-        if not read_state(self._file).privileged:
-            raise _fail(pynvml.NVML_ERROR_NO_PERMISSION)
-
-    def _handle(self, kind: Any, *key: str) -> Any:
-        """Return a handle for a card, an instance or a MIG device. Equal keys get the same handle.
-
-        The handle has pynvml's own type, so that it can be stored in pynvml's arrays. Nothing dereferences the pointer.
-        """
-        address = self._addresses.setdefault(key, _FIRST_HANDLE + len(self._addresses))
-        self._handles[address] = key
-        return ctypes.cast(address, kind)
-
-    def _key(self, handle: Any, *kinds: str) -> tuple[str, ...]:
-        """Return the key of a handle. Raises INVALID_ARGUMENT if the handle is unknown or not of one of these kinds."""
-        self._check()
-        key = self._handles.get(ctypes.cast(handle, ctypes.c_void_p).value or 0)
-        if key is None or key[0] not in kinds:
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return key
-
-    def _card(self, handle: Any) -> Card:
-        uuid = self._key(handle, "card")[1]
-        found = next((card for card in self.cards if card.uuid == uuid), None)
-        if found is None:
-            raise _fail(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return found
+    # What handles stand for.
 
     def _layout(self, handle: Any) -> Layout:
         card = self._card(handle)
         layout = layout_of(card.model, card.memory)
         if layout is None:
-            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return layout
 
     def _profile(self, handle: Any, id_: int) -> Profile:
         layout = self._layout(handle)
         found = next((p for p in layout.profiles if _id(layout, p) == id_), None)
         if found is None:
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return found
-
-    def _mode(self, handle: Any) -> Mode:
-        """Return the mode of a card, which the caller must not change."""
-        return read_state(self._file).cards.get(self._card(handle).uuid, Mode())
 
     def _mode_in(self, state: State, handle: Any) -> Mode:
         """Return the mode of a card in `state`. The caller may change it, because `changing` writes the state."""
@@ -367,7 +280,7 @@ class SimulatedNvml:
         """Return `mode` if the card is in MIG mode. Raises NOT_SUPPORTED for any other card."""
         self._layout(handle)
         if not mode.current:
-            raise _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return mode
 
     def _gpu(self, handle: Any) -> tuple[Any, Gpu]:
@@ -376,7 +289,7 @@ class SimulatedNvml:
         mode = read_state(self._file).cards.get(card, Mode())
         found = next((gpu for gpu in mode.instances if str(gpu.serial) == serial), None)
         if found is None:
-            raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return self.nvmlDeviceGetHandleByUUID(card), found
 
     def _mig(self, handle: Any) -> tuple[Gpu, Compute]:
@@ -386,7 +299,7 @@ class SimulatedNvml:
             for compute in gpu.compute:
                 if (str(gpu.serial), compute.uuid) == (serial, uuid):
                     return gpu, compute
-        raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
 class SimulatedMig(NvmlMig):
@@ -426,7 +339,7 @@ def _named(layout: Layout, name: str) -> Profile:
     """
     found = layout.profile(name)
     if found is None:
-        raise _fail(pynvml.NVML_ERROR_UNKNOWN)
+        raise fail(pynvml.NVML_ERROR_UNKNOWN)
     return found
 
 
@@ -445,9 +358,9 @@ def _fill(found: Sequence[Any], array: Any, count: Any) -> int:
     """
     counted = _target(count)
     if not isinstance(counted, ctypes.c_uint):
-        raise _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     if array is not None and len(array) < len(found):
-        raise _fail(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        raise fail(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     counted.value = len(found)
     if array is not None:
         for i, one in enumerate(found):
