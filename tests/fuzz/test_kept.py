@@ -34,6 +34,9 @@ RECORDS = RecordVerifier(Keys("2026-02-01T00:00:00Z", {_SIGNER.id: _SIGNER.key.p
 _PODS = 2
 _LARGER = 14
 """The limit, as a multiple of the memory for an ordinary pod, which takes about 2 KiB."""
+_ATTEMPTS = 3
+"""A table of the interpreter that grows during a measurement, or another thread, adds up to 100 KiB to one measurement.
+What a process stores of each pod is in all of them, so the smallest measurement counts."""
 
 Raw = dict[str, Any]
 Take = Callable[[Raw], None]
@@ -170,6 +173,16 @@ def of_agent() -> Take:
     return NodePods(SETTINGS, lambda: None, RECORDS).take
 
 
+def exceeds(process: Callable[[], Take], raws: list[Raw], limit: float) -> str:
+    """Return how much the process stores for one of these pods if that is more than `limit` bytes, or ""."""
+    found = 0.0
+    for _ in range(_ATTEMPTS):
+        found = kept_by(process, raws)
+        if found < limit:
+            return ""
+    return f"{found / 1024:.1f} KiB, more than {limit / 1024:.1f}"
+
+
 def kept_by(process: Callable[[], Take], raws: list[Raw]) -> float:
     """Return the bytes that the process stores for one of these pods, without what it stores once."""
 
@@ -194,7 +207,8 @@ def kept_by(process: Callable[[], Take], raws: list[Raw]) -> float:
 @cache
 def kept_of_ordinary(process: Callable[[], Take], node: str) -> float:
     """Return the same for small pods, each of a workload of its own."""
-    return kept_by(process, [b.share(f"p{i}", mib=1024 + i, node=node) for i in range(_PODS)])
+    pods = [b.share(f"p{i}", mib=1024 + i, node=node) for i in range(_PODS)]
+    return min(kept_by(process, pods) for _ in range(_ATTEMPTS))
 
 
 @pytest.mark.parametrize(
@@ -207,8 +221,7 @@ def test_process_keeps_of_the_largest_pod_little_more_than_of_an_ordinary_one(
     large = [PODS[name](i, LARGE) for i in range(_PODS)]
     for raw in large:
         raw["spec"]["nodeName"] = node
-    found, plain = kept_by(process, large), kept_of_ordinary(process, node)
-    assert found < _LARGER * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
+    assert not exceeds(process, large, _LARGER * kept_of_ordinary(process, node))
 
 
 @pytest.mark.parametrize("core", [1, 101], ids=["right", "wrong"])
@@ -226,8 +239,7 @@ def test_process_keeps_little_of_an_ended_pod_with_as_many_containers_as_are_acc
         )
         for i in range(_PODS)
     ]
-    found, plain = kept_by(process, wide), kept_of_ordinary(process, "n1")
-    assert found < most * plain, f"{found / plain:.1f} times as much: {found / 1024:.1f} KiB"
+    assert not exceeds(process, wide, most * kept_of_ordinary(process, "n1"))
 
 
 @pytest.mark.parametrize("path", ["metadata.labels", "metadata.annotations", "status.capacity"])
