@@ -39,8 +39,8 @@ demo: $(DEMO) ## Run sample pods through the whole chain on a one-machine cluste
 playground: $(DEMO) ## Keep the one-machine cluster up for kubectl, until Ctrl-C
 	@$(BIN)/mgpu playground
 
-test: install ## Run the tests, four files at a time
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+test: install ## Run the tests, five files at a time
+	$(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 soak: install ## Run every property test and state machine with 20,000 examples, and the largest inputs (hours)
 	MGPU_TEST_EXAMPLES=soak $(BIN)/python -m pytest -m "hypothesis or fuzz"
