@@ -31,6 +31,7 @@ from mgpu.model.node_slices import EXISTING
 from mgpu.model.slice_names import resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
+from playground.agent_pods import agent_pod, running_at
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.container_runtime import GpuClients, Runtime
 from playground.controller_manager import ControllerManager
@@ -39,7 +40,7 @@ from playground.installation import authorities, config_map, install, record_key
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.nodes import NodeSpec, make_nodes
 from playground.nvidia_device_plugin import NvidiaPlugin
-from playground.processes import Process, StartError, free_port
+from playground.processes import Process, StartError, free_port, own_address
 from playground.realapi import real_api_server, requests_in
 from playground.scheduling import Extender, Scheduling
 
@@ -312,6 +313,7 @@ class Cluster:
             environ = _environment(self.folder) | keys | own.get(name, {})
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
+        self._create_agent_pods()
         for process in self.processes.values():
             process.start()
         for name in self.processes:
@@ -319,6 +321,15 @@ class Cluster:
         for node in self.nodes:
             if node.cards:
                 self.wait_offers(node.name)
+
+    def _create_agent_pods(self) -> None:
+        """Create the Pods of the agents, whose addresses the commands and the web page need."""
+        pods = f"/api/v1/namespaces/{_NAMESPACE}/pods"
+        status = {"status": running_at(own_address())}
+        for node in self.nodes:
+            if node.cards:
+                pod = self.api.create(pods, agent_pod(node.name, self._ports[f"deviceplugin-{node.name}"]))
+                self.api.patch(f"{pods}/{pod['metadata']['name']}/status", status)
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
         """Return the command lines of mgpu's processes by the names in `processes`.

@@ -67,6 +67,19 @@ class Ports:
         raise OSError(f"no block of {BLOCK} ports is free between {_FIRST_PORT} and {_LAST_PORT}")
 
 
+def own_address() -> str:
+    """Return the address of this machine in its network, or that of loopback if it is in none.
+
+    A real API server and the playground's own pass requests on to Pods, but not to addresses of loopback.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # A UDP socket sends nothing when it connects.
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe, contextlib.suppress(OSError):
         probe.bind(("127.0.0.1", port))

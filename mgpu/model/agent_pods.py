@@ -1,6 +1,7 @@
-"""Determines from the Pods of the node agents which nodes have no ready agent.
+"""Reads the Pods of the node agents, and determines which nodes have no ready agent.
 
-The scheduler keeps GPU pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. An agent is ready if its
+The scheduler keeps GPU pods off such nodes, and `mgpu inspect` and `mgpu doctor` report them. The Pods also say where
+the agents serve their metrics (`mgpu.presentation.measured_use`). An agent is ready if its
 Pod has the condition `Ready` and is not being deleted. The kubelet sets the condition to false about a second after the
 container has ended, or when the readiness probe fails. A Lease for each agent would detect the failure seconds later,
 and would cost 500 writes a second in a cluster of 5,000 nodes.
@@ -12,8 +13,10 @@ from typing import Any
 
 COMPONENT_LABEL = "app.kubernetes.io/component"
 COMPONENT = "deviceplugin"
-_NAME_LABEL = "app.kubernetes.io/name"
-_NAME = "mgpu"
+METRICS_PORT = "metrics"
+"""The name of the agent's container port."""
+NAME_LABEL = "app.kubernetes.io/name"
+NAME = "mgpu"
 _TERMINATING = "Terminating"
 
 Raw = Mapping[str, Any]
@@ -26,12 +29,16 @@ class AgentPod:
     Attributes:
         problem: the reason why the agent is not ready; None if it is ready.
         since: the `lastTransitionTime` of the condition `Ready`; None if it is missing.
+        ip: the IP address of the Pod; None before it has one.
+        port: the port of `/metrics`; None if the Pod names none.
     """
 
     node: str
     name: str
     problem: str | None
     since: str | None = None
+    ip: str | None = None
+    port: int | None = None
 
 
 def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
@@ -44,11 +51,19 @@ def agent_pod(raw: Raw, namespace: str) -> AgentPod | None:
         return None
     labels = meta.get("labels") or {}
     node = (raw.get("spec") or {}).get("nodeName")
-    if (labels.get(_NAME_LABEL), labels.get(COMPONENT_LABEL)) != (_NAME, COMPONENT) or not node:
+    if (labels.get(NAME_LABEL), labels.get(COMPONENT_LABEL)) != (NAME, COMPONENT) or not node:
         return None
     row = _condition(raw)
     since = row.get("lastTransitionTime")
-    return AgentPod(str(node), str(meta["name"]), _problem(raw, row), str(since) if since else None)
+    ip = (raw.get("status") or {}).get("podIP")
+    return AgentPod(
+        str(node),
+        str(meta["name"]),
+        _problem(raw, row),
+        str(since) if since else None,
+        str(ip) if ip else None,
+        _metrics_port(raw),
+    )
 
 
 def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
@@ -63,6 +78,11 @@ def find_unready_agent(agents: Collection[AgentPod]) -> AgentPod | None:
     if not agents or any(pod.problem is None for pod in agents):
         return None
     return max(agents, key=lambda pod: (pod.problem != _TERMINATING, pod.name))
+
+
+def find_ready_agent(agents: Iterable[AgentPod]) -> AgentPod | None:
+    """Return the agent Pod to ask for the metrics of a node, the last one by name of those that are ready, or None."""
+    return max((pod for pod in agents if pod.problem is None), key=lambda pod: pod.name, default=None)
 
 
 def nodes_without_agent(pods: Iterable[Raw], namespace: str) -> dict[str, AgentPod]:
@@ -89,6 +109,13 @@ def not_ready_cause(raw: Raw) -> str:
             if reason:
                 return str(reason)
     return str(status.get("phase") or "unknown")
+
+
+def _metrics_port(raw: Raw) -> int | None:
+    """Return the container port with the name `metrics` (manifests/base/deviceplugin.yaml)."""
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    ports = (row for container in containers for row in container.get("ports") or ())
+    return next((int(row["containerPort"]) for row in ports if row.get("name") == METRICS_PORT), None)
 
 
 def _problem(raw: Raw, ready: Raw) -> str | None:

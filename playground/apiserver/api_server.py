@@ -25,8 +25,8 @@ from playground.apiserver.hosting import Listener
 from playground.apiserver.kinds import Registry
 from playground.apiserver.kubectl_tables import table
 from playground.apiserver.objects import complete, normalise
+from playground.apiserver.proxies import Proxy
 from playground.apiserver.reads import Render, Watch, existing, list_items, render, render_list
-from playground.apiserver.service_proxy import ServiceProxy
 from playground.apiserver.storage import Item, Object, Storage, TooLarge
 from playground.apiserver.subresources import Binder, LogSource
 from playground.apiserver.writes import Writer
@@ -49,7 +49,7 @@ class ApiServer:
         bookmark_every: The seconds without a change after which a watch sends a bookmark.
 
     Attributes:
-        services: The Services that the proxy reaches.
+        services: The proxy, with the Services that it reaches.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ApiServer:
         self._writer = Writer(self.storage, admission, lifecycle)
         self._deleter = Deleter(self.storage, admission, lifecycle)
         self._binder = Binder(self.storage, admission)
-        self.services = ServiceProxy(self.storage)
+        self.services = Proxy(self.storage)
         self._runner: web.AppRunner | None = None
         self._listeners: list[Listener] = []
         for name in _NAMESPACES:

@@ -53,6 +53,8 @@ def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -
 
 
 log = logging.getLogger(__name__)
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of mirror Pods, which stand for pods that the kubelet did not get from the API server."""
 
 
 class Kubelet:
@@ -162,6 +164,8 @@ class Kubelet:
         return [c for c in self.runtime.containers() if c.running and (c.namespace, c.pod) == (namespace, pod)]
 
     def _seen(self, pod: Json) -> None:
+        if MIRROR in (pod["metadata"].get("annotations") or {}):
+            return  # It stands for a process that runs already.
         uid = pod["metadata"]["uid"]
         with self._wake:
             new = uid not in self._pods

@@ -1,9 +1,12 @@
-"""Serves the proxy for Services, and issues and reviews tokens of service accounts.
+"""Serves the proxies for Services and for Pods, and issues and reviews tokens of service accounts.
 
-`mgpu inspect`, `top` and `explain` ask the scheduler in this way. `api_server` calls this module. As in kube-apiserver,
-the server behind the proxy does not get the credentials of the user, and its certificate is not verified.
+`mgpu inspect`, `top` and `explain` ask the scheduler and the node agents in this way. `api_server` calls this module.
+As in kube-apiserver, the server behind the proxy does not get the credentials of the user, and its certificate is not
+verified. Pods are found by the rules of kube-apiserver (`ResourceLocation` in pkg/registry/core/pod/strategy.go, and
+`SplitSchemeNamePort` of apimachinery, at commit 008b3652).
 """
 
+import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 from aiohttp import web
 
-from playground.apiserver.api_errors import ApiError, method_not_allowed, not_found
+from playground.apiserver.api_errors import ApiError, bad_request, method_not_allowed, not_found
 from playground.apiserver.authorization import Request
 from playground.apiserver.calls import User
 from playground.apiserver.storage import Object, Storage
@@ -19,6 +22,8 @@ from playground.apiserver.storage import Object, Storage
 _REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _NOT_PASSED_ON = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding"})
 _SECONDS = 30.0
+_SCHEMES = ("", "http", "https")
+_VERBS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class _Token:
 
 
 @dataclass
-class ServiceProxy:
-    """The Services that can be reached, and the tokens that were issued.
+class Proxy:
+    """The Services and Pods that can be reached, and the tokens that were issued.
 
     Attributes:
         urls: The URL of each Service, by its namespace and its name as in a path: `https:mgpu-scheduler:443`.
@@ -48,8 +53,8 @@ class ServiceProxy:
         if parts[:3] != ["api", "v1", "namespaces"] or len(parts) < 7:
             return None
         namespace, kind, name, sub = parts[3:7]
-        if (kind, sub) == ("services", "proxy"):
-            return Request(user.name, "get" if method == "GET" else "create", "", "services/proxy", namespace, name)
+        if kind in ("services", "pods") and sub == "proxy":
+            return Request(user.name, _VERBS.get(method, ""), "", f"{kind}/proxy", namespace, name)
         if (kind, sub, len(parts)) == ("serviceaccounts", "token", 7):
             return Request(user.name, "create", "", "serviceaccounts/token", namespace, name)
         return None
@@ -57,7 +62,9 @@ class ServiceProxy:
     async def answer(self, request: web.Request, right: Request) -> web.Response:
         """Answer a request that needs this right and that its user may make."""
         if right.resource == "services/proxy":
-            return await self._pass_on(request, right)
+            return await self._pass_on(request, self._service_url(right))
+        if right.resource == "pods/proxy":
+            return await self._pass_on(request, self._pod_url(right))
         if request.method != "POST":
             raise method_not_allowed()
         body = await request.json()
@@ -82,10 +89,31 @@ class ServiceProxy:
             return {**body, "status": {"user": {}, "error": "invalid bearer token"}}
         return {**body, "status": {"authenticated": True, "user": {"username": token.user}, "audiences": audiences}}
 
-    async def _pass_on(self, request: web.Request, right: Request) -> web.Response:
+    def _service_url(self, right: Request) -> str:
         url = self.urls.get((right.namespace, right.name))
         if url is None:
             raise ApiError(503, "ServiceUnavailable", f'no endpoints available for service "{right.name}"')
+        return url
+
+    def _pod_url(self, right: Request) -> str:
+        """Return the URL of a Pod, whose name in the path is `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT`."""
+        parts = right.name.split(":")
+        scheme = parts.pop(0) if len(parts) == 3 else ""
+        name, port = (*parts, "")[:2]
+        if len(parts) > 2 or not name or scheme not in _SCHEMES:
+            raise bad_request(f'invalid pod request "{right.name}"')
+        pod = self.storage.get("pods", right.namespace, name)
+        if pod is None:
+            raise not_found("pods", name)
+        listed = (row for c in pod.obj["spec"]["containers"] for row in c.get("ports") or ())
+        port = port or str(next((row["containerPort"] for row in listed), ""))
+        address = _address((pod.obj.get("status") or {}).get("podIP", ""))
+        if address is None or not _is_global_unicast(address):
+            raise bad_request("address not allowed")
+        host = f"[{address}]" if address.version == 6 else str(address)
+        return f"{scheme or 'http'}://{host}{':' + port if port else ''}"
+
+    async def _pass_on(self, request: web.Request, url: str) -> web.Response:
         _, _, rest = request.raw_path.partition("/proxy")
         headers = {key: value for key, value in request.headers.items() if key.lower() not in _NOT_PASSED_ON}
         timeout = aiohttp.ClientTimeout(total=_SECONDS)
@@ -98,3 +126,21 @@ class ServiceProxy:
                 return web.Response(status=found.status, headers=kept, body=await found.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(503, "ServiceUnavailable", f"error trying to reach service: {error}") from error
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _is_global_unicast(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return what Go's `IP.IsGlobalUnicast` returns; private addresses are allowed."""
+    return not (
+        address.is_unspecified
+        or address.is_loopback
+        or address.is_multicast
+        or address.is_link_local
+        or address == ipaddress.IPv4Address("255.255.255.255")
+    )

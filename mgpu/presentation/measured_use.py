@@ -1,0 +1,203 @@
+"""Reads from the metrics of node agents what containers really use of their cards.
+
+Everything else in this package shows what pods *hold*; this module is about what their processes *use*. `mgpu top`,
+`mgpu inspect` and the web page show both (docs/usage.md). A node may be hostile, so the size of a page is limited
+before it is parsed, each line is limited, and a number that cannot be right counts as not measured.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from mgpu.presentation.card_views import NodeView
+
+LARGEST_PAGE = 1 << 20
+"""The most bytes of a page that are read. The page of a node with 8 cards and 20 pods on each has 0.2 MiB."""
+_LONGEST_LINE = 1024
+_MOST_LINES = 16_384
+_MOST_BYTES = 1 << 50
+"""The largest amount of memory that counts as measured."""
+_MILLI = 1000
+_CONTAINER_MEMORY = "mgpu_container_memory_used_bytes"
+_CONTAINER_LIMIT = "mgpu_container_memory_limit_bytes"
+_CONTAINER_SM = "mgpu_container_sm_utilization_ratio"
+_CARD_MEMORY = "mgpu_card_memory_in_use_bytes"
+_CARD_SM = "mgpu_card_sm_utilization_ratio"
+_OF_CONTAINERS = (_CONTAINER_MEMORY, _CONTAINER_LIMIT, _CONTAINER_SM)
+_OF_CARDS = (_CARD_MEMORY, _CARD_SM)
+_NAMES = (*_OF_CONTAINERS, *_OF_CARDS)
+
+_CardKey = tuple[int, str]
+_ContainerKey = tuple[str, str, int, str]
+
+
+class Used(NamedTuple):
+    """What is used of one card, each None if it is not measured.
+
+    Attributes:
+        core: the utilization of the card's SMs, in thousandths.
+        memory: the memory in bytes.
+    """
+
+    core: int | None = None
+    memory: int | None = None
+
+
+NOT_MEASURED = Used()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUse:
+    """What one container uses of one card.
+
+    Attributes:
+        pod: the pod as `namespace/name`.
+        index: the index of the card.
+        limit: the memory of the container's share, in bytes; None if it is unknown.
+    """
+
+    pod: str
+    container: str
+    index: int
+    uuid: str
+    used: Used
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardInUse:
+    """What all processes together use of one card, in containers or not."""
+
+    index: int
+    uuid: str
+    used: Used
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """What an agent has measured on its node, both sorted by card."""
+
+    cards: tuple[CardInUse, ...] = ()
+    containers: tuple[ContainerUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownUse:
+    """The use of a node is not known. It must not be shown as 0."""
+
+    reason: str
+
+
+MeasuredUse = NodeUse | UnknownUse
+NO_MEASUREMENTS = UnknownUse("its agent measures no use")
+
+
+@dataclass(frozen=True, slots=True)
+class UseOfCards:
+    """What a node's cards and the pods on them use, by the cards of its `NodeView`.
+
+    Attributes:
+        cards: the use of each measured card, by index.
+        pods: the use of each measured pod on each card, by the index of the card and the pod.
+    """
+
+    cards: Mapping[int, Used]
+    pods: Mapping[tuple[int, str], Used]
+
+    def of_card(self, index: int) -> Used:
+        return self.cards.get(index, NOT_MEASURED)
+
+    def of_pod(self, index: int, pod: str) -> Used:
+        return self.pods.get((index, pod), NOT_MEASURED)
+
+
+def read_use(page: bytes) -> MeasuredUse:
+    """Return what an agent's page `/metrics` says about real use."""
+    if len(page) > LARGEST_PAGE:
+        return UnknownUse(f"the metrics of its agent have more than {LARGEST_PAGE >> 20} MiB")
+    try:
+        lines = [line for line in page.decode().splitlines() if line.startswith(_NAMES)]
+        if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
+            return UnknownUse("the metrics of its agent have too many or too long lines")
+        cards, containers = _read_samples(lines)
+    except (ValueError, IndexError, KeyError) as error:
+        # The parser raises IndexError for some malformed lines, and KeyError means that a label is missing.
+        return UnknownUse(f"the metrics of its agent cannot be read: {str(error)[:100] or type(error).__name__}")
+    if not cards and not containers:
+        return NO_MEASUREMENTS
+    return NodeUse(
+        tuple(CardInUse(*key, Used(_core(row.get(_CARD_SM)), _memory(row.get(_CARD_MEMORY)))) for key, row in cards),
+        tuple(_container(key, row) for key, row in containers),
+    )
+
+
+_Samples = Mapping[str, float]
+
+
+def _read_samples(
+    lines: Iterable[str],
+) -> tuple[list[tuple[_CardKey, _Samples]], list[tuple[_ContainerKey, _Samples]]]:
+    """Return the values of each card and of each container on a card by the names of the metrics, sorted.
+
+    Raises ValueError, IndexError or KeyError if a line is malformed.
+    """
+    cards: dict[_CardKey, dict[str, float]] = {}
+    containers: dict[_ContainerKey, dict[str, float]] = {}
+    for metric in text_string_to_metric_families("\n".join(lines)):
+        for sample in metric.samples:
+            labels = sample.labels
+            if sample.name in _OF_CARDS:
+                cards.setdefault(_card_key(labels), {})[sample.name] = sample.value
+            elif sample.name in _OF_CONTAINERS:
+                pod = f"{labels['namespace']}/{labels['pod']}"
+                key = (pod, labels["container"], *_card_key(labels))
+                containers.setdefault(key, {})[sample.name] = sample.value
+    return sorted(cards.items()), sorted(containers.items(), key=lambda row: (row[0][2:], row[0]))
+
+
+def _card_key(labels: Mapping[str, str]) -> _CardKey:
+    """Return the index and the UUID. Raises ValueError if the index is not a number."""
+    return int(labels["index"]), labels["uuid"]
+
+
+def _container(key: _ContainerKey, row: _Samples) -> ContainerUse:
+    used = Used(_core(row.get(_CONTAINER_SM)), _memory(row.get(_CONTAINER_MEMORY)))
+    return ContainerUse(*key, used, _memory(row.get(_CONTAINER_LIMIT)))
+
+
+def _core(ratio: float | None) -> int | None:
+    return None if ratio is None or not 0 <= ratio <= 1 else round(ratio * _MILLI)
+
+
+def _memory(value: float | None) -> int | None:
+    return None if value is None or not 0 <= value <= _MOST_BYTES else int(value)
+
+
+def use_of_cards(node: NodeView, use: NodeUse) -> UseOfCards:
+    """Return the use by the cards of the view. Cards are found by UUID, also by that of a MIG instance, or by index."""
+    index_of = dict(_uuids(node))
+    cards = {index_of.get(card.uuid, card.index): card.used for card in use.cards}
+    pods: dict[tuple[int, str], Used] = {}
+    for row in use.containers:
+        key = index_of.get(row.uuid, row.index), row.pod
+        pods[key] = add(pods.get(key, NOT_MEASURED), row.used)
+    return UseOfCards(cards, pods)
+
+
+def _uuids(node: NodeView) -> Iterator[tuple[str, int]]:
+    for view in node.cards:
+        card = view.state.card
+        yield card.uuid, card.index
+        for part in view.slices:
+            yield part.state.card.uuid, card.index
+
+
+def add(one: Used, other: Used) -> Used:
+    """Return the sum of what is measured, or not measured if nothing is."""
+    return Used(_sum(one.core, other.core), _sum(one.memory, other.memory))
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return (one or 0) + (other or 0) if one is not None or other is not None else None
