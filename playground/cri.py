@@ -3,8 +3,10 @@
 `cluster` and the tests start the service, one for each node. When the agent calls another method, add it here.
 """
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import grpc
@@ -15,6 +17,7 @@ from proto import cri_pb2 as api
 from proto import cri_pb2_grpc as services
 
 UID, NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+_EVENT_SECONDS = 0.05
 _KILLED = 137  # the exit code of a process that SIGKILL has ended
 
 
@@ -28,14 +31,17 @@ class Cri(services.RuntimeServiceServicer):
         self._socket = socket
         self._runtime = runtime
         self._server: Any = None
+        self._stopped = Event()
 
     def start(self) -> None:
+        self._stopped.clear()
         self._server = grpc.server(ThreadPoolExecutor(4, "cri"), options=[("grpc.so_reuseport", 0)])
         services.add_RuntimeServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._socket}")
         self._server.start()
 
     def stop(self) -> None:
+        self._stopped.set()
         self._server.stop(None).wait()
 
     def Version(self, request: Any, context: Any) -> api.VersionResponse:  # noqa: N802, ARG002
@@ -56,13 +62,26 @@ class Cri(services.RuntimeServiceServicer):
 
     def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802
         found = self._find(request.container_id, context)
-        spec = {"process": {"env": [f"{key}={value}" for key, value in found.env.items()]}}
+        spec = {
+            "process": {"env": [f"{key}={value}" for key, value in found.env.items()]},
+            "linux": {"cgroupsPath": f"/kubepods/pod{found.uid}/{found.id}"},
+        }
         info = orjson.dumps({"runtimeSpec": spec}).decode()
         return api.ContainerStatusResponse(info={"info": info} if request.verbose else {})
 
     def StopContainer(self, request: Any, context: Any) -> api.StopContainerResponse:  # noqa: N802
         self._runtime.end(self._find(request.container_id, context), _KILLED)
         return api.StopContainerResponse()
+
+    def GetContainerEvents(self, request: Any, context: Any) -> Iterator[api.ContainerEventResponse]:  # noqa: N802, ARG002
+        """Yield an event for each container that starts after the call, until the client goes or the service ends."""
+        known = {container.id for container in self._runtime.containers()}
+        while context.is_active() and not self._stopped.wait(_EVENT_SECONDS):
+            running = {container.id for container in self._runtime.containers() if container.running}
+            for id_ in sorted(running - known):
+                started = api.CONTAINER_STARTED_EVENT
+                yield api.ContainerEventResponse(container_id=id_, container_event_type=started)
+            known |= running
 
     def _find(self, wanted: str, context: Any) -> Container:
         found = next((c for c in self._runtime.containers() if c.id == wanted), None)

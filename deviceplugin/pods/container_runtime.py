@@ -9,9 +9,9 @@ negative answer.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import orjson
@@ -35,6 +35,19 @@ _VISIBLE, _MOUNTED = "NVIDIA_VISIBLE_DEVICES", "/var/run/nvidia-container-device
 _NO_CARDS = ("", "none", "void")
 _NODE = re.compile(r"/dev/nvidia(\d+)", re.ASCII)
 _UID, _NAME = "io.kubernetes.pod.uid", "io.kubernetes.container.name"
+
+
+class RunningRow(NamedTuple):
+    """A container that runs.
+
+    Attributes:
+        uid: The UID by which the kubelet knows its pod.
+        name: Its name in the pod.
+    """
+
+    id: str
+    uid: str
+    name: str
 
 
 class ContainerRuntime:
@@ -142,6 +155,39 @@ class ContainerRuntime:
             raise _as_retry_later(error) from error
         return _cdi_setting(status.info)
 
+    async def running_containers(self) -> list[RunningRow]:
+        """Return the running containers of all pods, by ID. Raises RetryLater."""
+        stub = self._stub()
+        try:
+            answer = await stub.ListContainers(api.ListContainersRequest(), timeout=_QUERY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _as_retry_later(error) from error
+        rows = [row for row in answer.containers if row.state == api.CONTAINER_RUNNING]
+        found = (RunningRow(row.id, row.labels.get(_UID, ""), row.labels.get(_NAME, "")) for row in rows)
+        return sorted(found)
+
+    async def cgroup_path(self, container: str) -> str:
+        """Return the field `linux.cgroupsPath` of the container's OCI spec; "" if it has none. Raises RetryLater."""
+        stub = self._stub()
+        try:
+            request = api.ContainerStatusRequest(container_id=container, verbose=True)
+            status = await stub.ContainerStatus(request, timeout=_QUERY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _as_retry_later(error) from error
+        return _cgroup_path(status.info)
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the ID of each container when it starts, until the stream ends. Raises RetryLater.
+
+        A runtime that does not announce containers raises it too.
+        """
+        try:
+            async for event in self._stub().GetContainerEvents(api.GetEventsRequest()):
+                if event.container_event_type == api.CONTAINER_STARTED_EVENT:
+                    yield event.container_id
+        except grpc.aio.AioRpcError as error:
+            raise _as_retry_later(error) from error
+
     def _stub(self) -> Any:
         if self._socket is None or not self._socket.exists():
             raise RetryLater(f"there is no container runtime at {self._socket}")
@@ -199,3 +245,10 @@ def _cdi_setting(info: Mapping[str, str]) -> bool | None:
     except (ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, bool) else None
+
+
+def _cgroup_path(info: Mapping[str, str]) -> str:
+    try:
+        return str(orjson.loads(info["info"])["runtimeSpec"]["linux"]["cgroupsPath"])
+    except (ValueError, KeyError, TypeError):
+        return ""

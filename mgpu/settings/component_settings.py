@@ -168,6 +168,10 @@ class DevicePluginSettings(Block):
         isolation: The isolation back end that holds containers to their shares; with `auto`, the strongest one that
             works on the node. The label `mgpu.io/isolation` of a Node overrides it.
         isolationRequired: Whether a container starts only if all of its limits are in force.
+        memoryLimitHook: The hook of NVIDIA's container toolkit that sets memory limits (`nvidia-cdi-hook`), as a path
+            on the host. With `auto`, the agent takes it from the CDI specs that the toolkit has generated; with `none`,
+            the agent sets the limits itself.
+        cgroupDir: The root of the host's cgroups (version 2), as the agent sees it.
         mpsDir: The folder that has a folder for each MPS daemon.
         mpsControl: The program of the MPS control daemon.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
@@ -193,6 +197,8 @@ class DevicePluginSettings(Block):
     )
     isolation: Annotated[Literal["none", "mps", "hami-core", "driver", "auto"], BeforeValidator(to_lower_case)] = "none"
     isolation_required: bool = Field(False, alias="isolationRequired")
+    memory_limit_hook: str = Field("auto", alias="memoryLimitHook")
+    cgroup_dir: str = Field("/sys/fs/cgroup", alias="cgroupDir")
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")

@@ -60,6 +60,8 @@ CRI = {
     "ListContainersResponse": "1 containers*",
     "StopContainerRequest": "1 container_id, 2 timeout",
     "StopContainerResponse": "",
+    "GetEventsRequest": "",
+    "ContainerEventResponse": "1 container_id, 2 container_event_type",
     "ContainerStatusRequest": "1 container_id, 2 verbose",
     "ContainerStatusResponse": "2 info*",
 }
@@ -71,6 +73,7 @@ INTEGERS = {
     "ContainerPreferredAllocationRequest.allocation_size": FieldDescriptor.TYPE_INT32,
     "ContainerMemory.size": FieldDescriptor.TYPE_UINT64,
     "StopContainerRequest.timeout": FieldDescriptor.TYPE_INT64,
+    "ContainerEventResponse.container_event_type": FieldDescriptor.TYPE_ENUM,
     "ContainerResources.cpu_ids": FieldDescriptor.TYPE_INT64,
     "AllocatableResourcesResponse.cpu_ids": FieldDescriptor.TYPE_INT64,
 }
@@ -94,6 +97,7 @@ CALLS = {
         "ListPodSandbox": ("ListPodSandboxRequest", "ListPodSandboxResponse"),
         "ListContainers": ("ListContainersRequest", "ListContainersResponse"),
         "StopContainer": ("StopContainerRequest", "StopContainerResponse"),
+        "GetContainerEvents": ("GetEventsRequest", "ContainerEventResponse"),
         "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
     },
 }
@@ -132,7 +136,7 @@ def test_services_have_the_calls_of_the_interface() -> None:
     found = {s.full_name: {m.name: (m.input_type.name, m.output_type.name) for m in s.methods} for s in services}
     assert found == CALLS
     streams = [m.name for s in services for m in s.methods if m.server_streaming]
-    assert streams == ["ListAndWatch"]
+    assert streams == ["ListAndWatch", "GetContainerEvents"]
 
 
 def test_states_of_containers_have_the_interfaces_numbers() -> None:

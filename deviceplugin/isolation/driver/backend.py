@@ -1,0 +1,285 @@
+"""The isolation back end `driver`: the driver limits the memory of each container's cgroup.
+
+The hook of NVIDIA's container toolkit sets a limit before the first process of the container starts. Where the node has
+no such hook, `DriverBackend` sets the limit as soon as the container runtime announces the container, a moment after
+its start. In both cases it checks afterwards, and from time to time, that the limits are in force: a container that
+starts again has a new cgroup, without a limit. docs/isolation.md describes what a program can do about the limits.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from deviceplugin.cards import NodeGpus
+from deviceplugin.delivery.cdi import Edits
+from deviceplugin.event_loop import Wakeup
+from deviceplugin.isolation.backend import Ability, Key, Measured, Unable
+from deviceplugin.isolation.driver.containers import Containers, RunningContainer
+from deviceplugin.isolation.driver.enforcement import enforce, resize
+from deviceplugin.isolation.driver.memory_limits import MemoryLimits, Nvml
+from deviceplugin.isolation.driver.toolkit_hook import ToolkitHook, find_hook, hook_edits
+from deviceplugin.isolation.limits import CardLimit, LimitedContainer, Unenforceable, limits_of
+from deviceplugin.pods.container_runtime import ContainerRuntime
+from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod, kubelets_uid
+from deviceplugin.pods.identity import Target
+from deviceplugin.pods.node_pods import NodePods
+from mgpu.model.errors import RetryLater
+from mgpu.model.isolation import AUTO, DRIVER
+from mgpu.settings import DevicePluginSettings
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 10.0
+"""The interval at which the limits are read again."""
+_PROBE_SECONDS = 60.0
+"""The interval at which the agent asks again whether the driver can limit memory."""
+_FIRST_PROBE_SECONDS = 2.0
+"""How long the agent waits for the first answer, so that no container starts before it is known."""
+_CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+"""The folders in which container runtimes look for CDI specs by default."""
+
+
+class Runtime(Protocol):
+    """The part of `containers.Containers` that is used here."""
+
+    async def running(self) -> Sequence[RunningContainer]:
+        """Return the containers that run. Raises RetryLater."""
+
+    async def follow(self, announced: Callable[[], None]) -> None:
+        """Call `announced` whenever a container may have started, until cancelled."""
+
+
+class Pods(Protocol):
+    """The part of `NodePods` that is used here."""
+
+    def by_uid(self, uid: str) -> GpuPod | None: ...
+    def limited_pods(self) -> Sequence[LimitedPod]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What `DriverBackend` knows of the node.
+
+    Attributes:
+        cgroups: The root of the host's cgroups.
+        hook: A function that returns the hook of NVIDIA's container toolkit, or None if the node has none.
+        is_wanted: Whether the settings name this back end or `auto`. Then the agent waits for the first answer.
+        is_chosen: A function that returns whether the back end is that of the node. Then it also limits the Pods of
+            MtgpuPods, which get their cards without the agent.
+    """
+
+    cgroups: Path
+    hook: Callable[[], ToolkitHook | None]
+    is_wanted: bool = True
+    is_chosen: Callable[[], bool] = lambda: False
+
+
+class DriverBackend:
+    """The back end. Use it on one event loop, except for `ability` and `measure`, which are thread-safe.
+
+    Args:
+        unenforced: A function that reports that a limit of a pod is not in force, and the reason.
+        unlimited: A function that does the same for the Pod of an MtgpuPod.
+        changed: A signal that wakes coroutines when pods change.
+    """
+
+    name = DRIVER
+
+    def __init__(
+        self,
+        limits: MemoryLimits,
+        runtime: Runtime,
+        pods: Pods,
+        node: NodeGpus,
+        surroundings: Surroundings,
+        changed: Wakeup,
+        unenforced: Callable[[GpuPod, str], None],
+        unlimited: Callable[[LimitedPod, str], None],
+    ) -> None:
+        self._limits = limits
+        self._runtime = runtime
+        self._pods = pods
+        self._node = node
+        self._surroundings = surroundings
+        self._changed = changed
+        self._unenforced = unenforced
+        self._unlimited = unlimited
+        self._keys: set[Key] = set()
+        self._reported: set[tuple[str, str]] = set()
+        self._measured: tuple[Measured, ...] = ()
+        self._announced = asyncio.Event()
+        self._used = asyncio.Event()
+        self._ability: Ability | Unable = Unable("NVML has not answered yet")
+        first = threading.Thread(target=self._probe, name="memory limits", daemon=True)
+        first.start()
+        first.join(_FIRST_PROBE_SECONDS if surroundings.is_wanted else 0)
+
+    def ability(self) -> Ability | Unable:
+        return self._ability
+
+    async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:  # noqa: ARG002
+        self._keys |= {container.target.key for container in containers}
+        self._used.set()
+        hook = await asyncio.to_thread(self._surroundings.hook)
+        found = {c.target.key: hook_edits(hook, c.limits) if hook else None for c in containers}
+        return {key: edits or Edits() for key, edits in found.items()}
+
+    def mark_started(self, keys: Iterable[Key]) -> None:
+        if self._keys & {*keys}:
+            self._announced.set()
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        self._keys = {key for key in self._keys if key[0] in uids}
+
+    def recover(self, environments: Mapping[Key, Mapping[str, str]]) -> None:
+        self._keys |= environments.keys()
+        if self._keys:
+            self._used.set()
+
+    async def run(self) -> None:
+        """Keep the limits in force, and find out from time to time whether the driver can limit memory."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._probe_again())
+            group.create_task(self._follow_pods())
+            await self._used.wait()
+            group.create_task(self._runtime.follow(self._announced.set))
+            while True:
+                self._announced.clear()
+                await self.check()
+                try:
+                    async with asyncio.timeout(CHECK_SECONDS):
+                        await self._announced.wait()
+                except TimeoutError:
+                    pass  # It is time for the next check.
+
+    async def resize(self, container: LimitedContainer) -> Unable | None:
+        try:
+            running = [c for c in await self._runtime.running() if (c.uid, c.name) == container.target.key]
+        except RetryLater as error:
+            return Unable(str(error))
+        if not running:
+            return Unable(f"{container.target} does not run")
+        for one in running:
+            for limit in container.limits:
+                if limit.memory is not None and (problem := await asyncio.to_thread(resize, self._limits, one, limit)):
+                    return Unable(f"{container.target}: {problem}")
+        return None
+
+    def measure(self) -> Sequence[Measured]:
+        return self._measured
+
+    # The state of the driver
+
+    async def _probe_again(self) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            await asyncio.to_thread(self._probe)
+
+    def _probe(self) -> None:
+        before, self._ability = self._ability, self._found_ability()
+        if before != self._ability:
+            log.info("memory limits of the driver", extra={"ability": str(self._ability)})
+
+    def _found_ability(self) -> Ability | Unable:
+        root = self._surroundings.cgroups
+        if not (root / "cgroup.controllers").exists():
+            return Unable(f"{root} is not the root of cgroups of version 2")
+        if reason := self._limits.unable_reason(root):
+            return Unable(reason)
+        caution = "managed memory is not limited"
+        if self._surroundings.hook() is None:
+            caution += ", and a container runs for a moment before its limit is set: the node has no hook for it"
+        return Ability(memory=True, compute=False, several_cards=True, resizable=True, caution=caution)
+
+    # The limits that should be in force
+
+    async def _follow_pods(self) -> None:
+        """Check the limits when records change, since a change of a share changes the limit."""
+        while True:
+            if self._surroundings.is_chosen() and self._pods.limited_pods():
+                self._used.set()
+            self._announced.set()
+            await self._changed.wait()
+
+    def _wanted(self, container: RunningContainer) -> tuple[CardLimit, ...]:
+        """Return the limits of a container, or () if this back end does not limit it."""
+        if (container.uid, container.name) in self._keys:
+            gpu_pod = self._pods.by_uid(container.uid)
+            if gpu_pod is None or gpu_pod.pod.ended:
+                return ()
+            try:
+                return limits_of(Target(gpu_pod, container.name).shares, self._node.gpus)
+            except Unenforceable:
+                return ()  # The facade has reported it when the container started.
+        if not self._surroundings.is_chosen():
+            return ()
+        pods = [pod for pod in self._pods.limited_pods() if pod.uid == container.uid and pod.memory]
+        return tuple(CardLimit(c, pod.memory, None) for pod in pods for c in self._node.gpus if c.uuid == pod.card)
+
+    async def check(self) -> None:
+        """Set the limits that are missing, and measure what the containers use."""
+        try:
+            running = await self._runtime.running()
+        except RetryLater as error:
+            log.warning("cannot check the limits of containers: %s", error)
+            return
+        wanted = [(c, limit) for c in running for limit in self._wanted(c) if limit.memory is not None]
+        results = await asyncio.to_thread(lambda: [enforce(self._limits, c, limit) for c, limit in wanted])
+        self._measured = tuple(result.measured for result in results if result.measured is not None)
+        self._reported &= {(container.id, limit.card.uuid) for container, limit in wanted}
+        for (container, limit), result in zip(wanted, results, strict=True):
+            self._report(container, limit, result.problem)
+
+    def _report(self, container: RunningContainer, limit: CardLimit, problem: str) -> None:
+        """Report once for each container and card that the limit is not in force, until it is again."""
+        place = (container.id, limit.card.uuid)
+        if not problem:
+            self._reported.discard(place)
+            return
+        if place in self._reported:
+            return
+        self._reported.add(place)
+        text = f"the memory of container {container.name} on card {limit.card.index} is not limited: {problem}"
+        log.warning("%s", text, extra={"pod": container.uid})
+        gpu_pod = self._pods.by_uid(container.uid)
+        if gpu_pod is not None:
+            self._unenforced(gpu_pod, text)
+        for pod in self._pods.limited_pods():
+            if pod.uid == container.uid and gpu_pod is None:
+                self._unlimited(pod, text)
+
+
+def make_driver(
+    settings: DevicePluginSettings,
+    nvml: Nvml,
+    runtime: ContainerRuntime,
+    pods: NodePods,
+    node: NodeGpus,
+    changed: Wakeup,
+    is_chosen: Callable[[], bool],
+    unenforced: Callable[[GpuPod, str], None],
+    unlimited: Callable[[LimitedPod, str], None],
+) -> DriverBackend:
+    cgroups = Path(settings.cgroup_dir)
+    folders = (Path(settings.cdi_dir), *_CDI_FOLDERS)
+    hook = partial(find_hook, settings.memory_limit_hook, folders)
+
+    def api_uids() -> Mapping[str, str]:
+        by_kubelet = {kubelets_uid(p.pod.annotations, p.pod.uid): p.pod.uid for p in pods.all()}
+        return by_kubelet | {pod.uid: pod.uid for pod in pods.limited_pods()}
+
+    return DriverBackend(
+        MemoryLimits(nvml),
+        Containers(runtime, cgroups, api_uids),
+        pods,
+        node,
+        Surroundings(cgroups, hook, settings.isolation in (DRIVER, AUTO), is_chosen),
+        changed,
+        unenforced,
+        unlimited,
+    )
