@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -50,6 +51,8 @@ _LARGEST_ANSWER = 256 << 20
 view of a node with eight cards and eight pods has 4.3 KB, so that of 60,000 such nodes can be read."""
 _LARGEST_REFUSAL = 1 << 20
 """The most bytes, unpacked, that are read of an error. A Status object has a few KiB."""
+_REFUSAL_SECONDS = 10.0
+"""The most seconds for which an error is read, since a server behind the API server may send it byte by byte."""
 _loading = threading.Lock()
 """Guards the global state of the kubernetes package while a configuration is loaded.
 
@@ -180,6 +183,26 @@ class Api:
             response.release_conn()
         return body, response.headers
 
+    def fetch_within(self, path: str, *, seconds: float, most: int) -> bytes:
+        """Return the body of an answer to GET, as a server behind the API server has written it.
+
+        That server may be slow or hostile, so a small answer is read within a deadline.
+
+        Args:
+            seconds: The most seconds until the server begins to answer, and the most for the whole answer then.
+            most: The most bytes, unpacked.
+        """
+        response = self._send("GET", path, {}, timeout=urllib3.Timeout(connect=seconds, read=seconds))
+        try:
+            body, is_whole = _read_within(response, seconds, most)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"GET {path}: {error}") from error
+        finally:
+            response.release_conn()
+        if not is_whole:
+            raise Unreachable(f"GET {path}: the answer takes more than {seconds:g} s or {most:,} bytes")
+        return body
+
     def create(self, path: str, body: Mapping[str, Any], **query: object) -> dict[str, Any]:
         return self._call("POST", path, query, body)
 
@@ -304,9 +327,7 @@ class Api:
                 preload_content=False,
             )
             if response.status >= 400:
-                text = response.read(_LARGEST_REFUSAL)
-                if len(text) == _LARGEST_REFUSAL:
-                    response.close()  # There may be more, so the connection cannot be used again.
+                text, _ = _read_within(response, _REFUSAL_SECONDS, _LARGEST_REFUSAL)
                 raise _refusal(response.status, _decode(text))
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
@@ -362,6 +383,24 @@ def _readable(path: str, items: Iterator[dict[str, Any]]) -> Iterator[dict[str, 
         yield from items
     except ValueError as error:
         raise Unreachable(f"GET {path}: {error}") from error
+
+
+def _read_within(response: urllib3.BaseHTTPResponse, seconds: float, most: int) -> tuple[bytes, bool]:
+    """Return the body of an answer, and whether it is whole.
+
+    It is not whole if it has more than `most` bytes, or has not arrived after about `seconds`. The connection is then
+    closed, since it cannot be used again.
+    """
+    until = time.monotonic() + seconds
+    parts: list[bytes] = []
+    left = most
+    while part := response.read1(left + 1):
+        parts.append(part[:left])
+        if len(part) > left or time.monotonic() > until:
+            response.close()
+            return b"".join(parts), False
+        left -= len(part)
+    return b"".join(parts), True
 
 
 def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:

@@ -33,6 +33,9 @@ class FencedApi(Api):
     ) -> tuple[bytes, Mapping[str, str]]:
         return self._inner.fetch(path, headers, seconds=seconds, **query)
 
+    def fetch_within(self, path: str, *, seconds: float, most: int) -> bytes:
+        return self._inner.fetch_within(path, seconds=seconds, most=most)
+
     def pages(self, path: str, **query: object) -> Iterator[tuple[Iterable[dict[str, Any]], str]]:
         return self._inner.pages(path, **query)
 

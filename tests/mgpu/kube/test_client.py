@@ -72,6 +72,12 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_header("Content-Length", str(len(PACKED)))
                 self.end_headers()
                 self.wfile.write(PACKED)
+            case "/slow" | "/slow-refusal":
+                self.send_response(200 if url.path == "/slow" else 502)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                while not self.release.wait(0.01):
+                    self.wfile.write(b"x")
             case "/elsewhere":
                 self.send_response(302)
                 self.send_header("Location", "/who")
@@ -187,6 +193,17 @@ def test_an_answer_that_unpacks_to_too_much_is_not_read_whole(
     finally:
         tracemalloc.stop()
     assert peak < BOMB // 2
+
+
+def test_a_small_answer_is_read_within_a_deadline_and_a_limit(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node behind the API server's proxy must not keep a user's command busy by sending byte after byte."""
+    monkeypatch.setattr("mgpu.kube.client._REFUSAL_SECONDS", 0.1)
+    assert api.fetch_within("/who", seconds=30, most=1000) == b'{"authorization":"Bearer secret"}'
+    for path, seconds, most in (("/slow", 0.1, 2000), ("/bomb", 30, 1000)):
+        with pytest.raises(Unreachable, match=f"more than {seconds:g} s or {most:,} bytes"):
+            api.fetch_within(path, seconds=seconds, most=most)
+    with pytest.raises(ApiError, match="502 : x+$"):
+        api.fetch_within("/slow-refusal", seconds=30, most=1000)
 
 
 def test_a_redirection_is_not_followed(api: Api) -> None:
