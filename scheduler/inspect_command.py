@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import click
 
+from mgpu.cli.agent_metrics import ClusterWithUse, UseReader
 from mgpu.cli.cluster_objects import ClusterLists, Raw
 from mgpu.cli.inspect import overview_json, render_overview
 from mgpu.cli.sources import Reading, ReadingOptions, Sources, read_cluster, reading_options
@@ -26,6 +27,7 @@ EXAMPLES = """
 Examples:
   mgpu inspect
   mgpu inspect node-1 node-2
+  mgpu inspect --usage node-1
   mgpu inspect -o json | jq '.nodes[].cards[] | select(.healthy | not)'
   mgpu inspect -o json | jq '.accounting["node-1"].gpuids'
 """
@@ -33,9 +35,12 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NODE...]")
+@click.option("--usage", is_flag=True, help="Also ask the agents of these nodes what is really used of the cards.")
 @reading_options
 def command(
     names: tuple[str, ...],
+    *,
+    usage: bool,
     options: ReadingOptions,
 ) -> None:
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
@@ -47,20 +52,24 @@ def command(
     "agentsNotReady" has for each such node {"pod", "reason", "since"}. "pending" lists all pods that wait; "gated" has
     for those of them that have scheduling gates the names of the gates. "gangs" has for each gang that is not complete
     {"namespace", "name", "source", "needed", "placed", "waiting", "gated", "missing", "fits", "misfit": {"pod",
-    "reason"}}.
+    "reason"}}. With --usage, "usage" has for each node {"unknown": reason or null, "cards": [{"index", "uuid", "used",
+    "pods": [{"pod", "held", "used"}]}], "containers"}, where "used" is {"core": percent, "memory": bytes}, each null if
+    it is not measured.
 
     The exit code is 1 if a NODE does not exist or the cluster cannot be read, and 2 if an option, the kubeconfig or the
     settings are invalid.
     """
     sources = Sources(options)
 
-    def read() -> Reading[ClusterAnswer] | None:
-        found = read_cluster(sources, _incomplete_gangs)
-        return None if found is None else replace(found, value=_only(found.value, names))
+    with_use = UseReader(sources.api, wanted=usage)
 
-    prints: Output[ClusterAnswer] = Output(
-        lambda found: overview_json(found.overview, found.gangs),
-        lambda found: render_overview(found.overview, found.gangs),
+    def read() -> Reading[ClusterWithUse] | None:
+        found = read_cluster(sources, _incomplete_gangs)
+        return with_use.read(None if found is None else replace(found, value=_only(found.value, names)))
+
+    prints: Output[ClusterWithUse] = Output(
+        lambda found: overview_json(found.answer.overview, found.answer.gangs, found.use),
+        lambda found: render_overview(found.answer.overview, found.answer.gangs, found.use),
         options.as_json,
     )
     show_once_or_watch(read, prints, options.interval)

@@ -18,11 +18,15 @@ def agent(
     deleting: bool = False,
     namespace: str = "mgpu-system",
     labels: dict[str, str] | None = None,
+    ip: str = "",
+    port: int | None = None,
 ) -> Raw:
     """The Pod of a node agent as the kubelet reports it."""
-    raw = b.pod(
-        f"{name}-{node}", {"name": "deviceplugin", "image": "mgpu"}, namespace=namespace, node=node, phase="Running"
-    )
+    ports = {} if port is None else {"ports": [{"containerPort": 1}, {"name": "metrics", "containerPort": port}]}
+    container = {"name": "deviceplugin", "image": "mgpu", **ports}
+    raw = b.pod(f"{name}-{node}", container, namespace=namespace, node=node, phase="Running")
+    if ip:
+        raw["status"] |= {"podIP": ip, "podIPs": [{"ip": ip}]}
     raw["metadata"]["labels"] = LABELS if labels is None else labels
     if deleting:
         raw["metadata"]["deletionTimestamp"] = SINCE

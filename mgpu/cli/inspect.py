@@ -17,10 +17,12 @@ from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
 from mgpu.presentation.gang_views import GangView, describe_gang, gang_json
+from mgpu.presentation.measured_use import ClusterUse
 from mgpu.presentation.mtgpupod_tables import NodeAccount, account_nodes, accounting_json, mtgpupods_json
 from mgpu.presentation.overview import GroupView, Overview, make_overview
 from mgpu.presentation.plain_text import join_names, one_line
 from mgpu.presentation.request_text import describe_gates
+from mgpu.presentation.use_figures import node_use_json
 from mgpu.settings import Settings
 
 _MOST_GROUP_CARDS = 4  # The cards of a larger group are only counted.
@@ -31,8 +33,12 @@ def overview_of(lists: cluster_objects.ClusterLists, settings: Settings) -> Over
     return make_overview(lists.nodes, lists.devices, lists.pods, settings, lists.configmaps, lists.mtgpupods)
 
 
-def overview_json(cluster: Overview, gangs: Sequence[GangView] = ()) -> dict[str, Any]:
+def overview_json(cluster: Overview, gangs: Sequence[GangView] = (), use: ClusterUse | None = None) -> dict[str, Any]:
+    """Return the JSON of `mgpu inspect`. It has the key `usage` only if agents were asked."""
+    nodes = {node.name: node for node in cluster.nodes}
+    usage = {name: node_use_json(nodes[name], found) for name, found in (use or {}).items()}
     return {
+        **({} if use is None else {"usage": usage}),
         "nodes": nodes_json(cluster.nodes),
         "accounting": accounting_json(account_nodes(cluster.nodes)),
         "pending": list(cluster.pending),
@@ -59,13 +65,14 @@ def overview_json(cluster: Overview, gangs: Sequence[GangView] = ()) -> dict[str
     }
 
 
-def render_overview(cluster: Overview, gangs: Sequence[GangView] = ()) -> Group:
+def render_overview(cluster: Overview, gangs: Sequence[GangView] = (), use: ClusterUse | None = None) -> Group:
     """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems.
 
     Args:
         gangs: The gangs that are not complete.
+        use: What is used of the cards, which the card map then shows within what pods hold.
     """
-    parts: list[RenderableType] = [card_map(cluster.nodes) if cluster.nodes else Text("There are no nodes.")]
+    parts: list[RenderableType] = [card_map(cluster.nodes, use or {}) if cluster.nodes else Text("There are no nodes.")]
     accounts = account_nodes(cluster.nodes)
     if cluster.mtgpupods or any(account.gpuids for account in accounts):
         parts += [Text(), _table(accounts), Text()]

@@ -3,7 +3,7 @@
 `mgpu.presentation.utilization` computes the figures. Scripts read the JSON, so its keys must not change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -11,13 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli.agent_metrics import ASKED_BY_DEFAULT, ClusterWithUse, UseReader, unknown_lines
 from mgpu.cli.sources import ReadingOptions, Sources, read_cluster, reading_options
 from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
-from mgpu.presentation.answers import ClusterAnswer
+from mgpu.presentation.measured_use import NOT_MEASURED, ClusterUse, UnknownUse, Used, core_text, memory_text
 from mgpu.presentation.overview import Overview
 from mgpu.presentation.plain_text import one_line
+from mgpu.presentation.use_figures import use_figures, used_json
 from mgpu.presentation.utilization import SORTS, Figures, Fragmentation, Holder
 
 EXAMPLES = """
@@ -28,6 +30,7 @@ Examples:
   kubectl mgpu top -o json | jq '.nodes[] | select(.idle > 0) | .name'
 """
 _BAR_WIDTH = 8
+_MOST_REASONS = 5
 
 
 @click.command(epilog=EXAMPLES)
@@ -45,56 +48,86 @@ _BAR_WIDTH = 8
     show_default=True,
     help="The most rows of a table. JSON has all rows.",
 )
+@click.option(
+    "--usage/--no-usage",
+    default=None,
+    help=f"Whether to ask the agents what is really used.  [default: if at most {ASKED_BY_DEFAULT} nodes have cards]",
+)
 @reading_options
 def command(
     sort: str,
     limit: int,
+    *,
+    usage: bool | None,
     options: ReadingOptions,
 ) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
 
     Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
-    allocation records, and not what their processes use at this moment. In JSON, "pending" is the number of all GPU
-    pods that wait, and "gated" the number of those of them that have scheduling gates. The exit code is 1 if the
-    cluster cannot be read, and 2 if an option, the kubeconfig or the settings are invalid.
+    allocation records and, where the node agents measure it, what their processes really use. The used core is the
+    utilization of the SMs. A bar shows what is used within what is held. In JSON, "pending" is the number of all GPU
+    pods that wait, and "gated" the number of those of them that have scheduling gates. If the agents were asked, each
+    row has "inUse": {"core": percent, "memory": bytes}, each null if it is not measured, and "useUnknown" has the
+    reason for each node whose use is unknown. The exit code is 1 if the cluster cannot be read, and 2 if an option, the
+    kubeconfig or the settings are invalid.
     """
     sources = Sources(options)
-    prints: Output[ClusterAnswer] = Output(
-        lambda found: _json(found.overview, sort), lambda found: _render(found.overview, sort, limit), options.as_json
+    with_use = UseReader(sources.api, wanted=usage)
+    prints: Output[ClusterWithUse] = Output(
+        lambda found: _json(found.answer.overview, found.use, sort),
+        lambda found: _render(found.answer.overview, found.use, sort, limit),
+        options.as_json,
     )
-    show_once_or_watch(lambda: read_cluster(sources), prints, options.interval)
+    show_once_or_watch(lambda: with_use.read(read_cluster(sources)), prints, options.interval)
 
 
-def _json(found: Overview, sort: str) -> dict[str, Any]:
+def _json(found: Overview, use: ClusterUse | None, sort: str) -> dict[str, Any]:
     nodes = utilization.by_node(found.nodes)
+    figures = use_figures(found.nodes, use or {})
+
+    def used(amounts: Used) -> dict[str, Any]:
+        return {} if use is None else {"inUse": used_json(amounts)}
+
+    models = utilization.by_model(found.nodes)
+    holders = utilization.holders(found.nodes)
+    unknown = {node: row.reason for node, row in (use or {}).items() if isinstance(row, UnknownUse)}
     return {
-        "cluster": utilization.figures_json(utilization.add("cluster", nodes)),
+        "cluster": utilization.figures_json(utilization.add("cluster", nodes)) | used(figures.total),
         "fragmentation": utilization.fragmentation_json(utilization.fragmentation(found.nodes)),
-        "models": [utilization.figures_json(row) for row in utilization.by_model(found.nodes)],
-        "nodes": [utilization.figures_json(row) for row in sorted(nodes, key=SORTS[sort])],
-        "holders": [utilization.holder_json(row) for row in utilization.holders(found.nodes)],
+        "models": [utilization.figures_json(row) | used(figures.of_model(row.name)) for row in models],
+        "nodes": [
+            utilization.figures_json(row) | used(figures.of_node(row.name)) for row in sorted(nodes, key=SORTS[sort])
+        ],
+        "holders": [utilization.holder_json(row) | used(figures.of_pod(row.pod)) for row in holders],
+        **({} if use is None else {"useUnknown": unknown}),
         "pending": len(found.pending),
         "gated": len(found.gated),
     }
 
 
-def _render(found: Overview, sort: str, limit: int) -> Group:
+def _render(found: Overview, use: ClusterUse | None, sort: str, limit: int) -> Group:
     nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
     total = utilization.add("cluster", nodes)
     if not total.cards:
         return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
     models = utilization.by_model(found.nodes)
+    figures = use_figures(found.nodes, use or {})
+    is_measured = figures.total != NOT_MEASURED
+    of_node, of_model, of_pod = (figures.of_node, figures.of_model, figures.of_pod) if is_measured else (None,) * 3
     parts: list[RenderableType] = [
         *(Text(line) for line in _summary(total, len(found.pending) - len(found.gated), len(found.gated))),
+        *([Text(_used_line(figures.total, total))] if is_measured else []),
         Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),
+        *(Text(one_line(line), style="yellow") for line in unknown_lines(use or {})[:_MOST_REASONS]),
         Text(),
     ]
     if len(models) > 1:
-        parts += [_table("model", sorted(models, key=SORTS[sort])[:limit]), *_more(models, limit), Text()]
-    parts += [_table("node", nodes[:limit]), *_more(nodes, limit)]
+        rows = sorted(models, key=SORTS[sort])[:limit]
+        parts += [_table("model", rows, of_model), *_more(models, limit), Text()]
+    parts += [_table("node", nodes[:limit], of_node), *_more(nodes, limit)]
     most = utilization.holders(found.nodes)
     if most:
-        parts += [Text(), _holders(most[:limit]), *_more(most, limit)]
+        parts += [Text(), _holders(most[:limit], of_pod), *_more(most, limit)]
     return Group(*parts)
 
 
@@ -132,35 +165,63 @@ def free_line(found: Fragmentation) -> str:
     return f"Free: {'; '.join(parts) or 'nothing'}{partitioned}"
 
 
-def _table(kind: str, rows: Sequence[Figures]) -> Table:
-    table = _bare(kind, "cards", "idle", "core", "", "memory", "")
+def _used_line(used: Used, total: Figures) -> str:
+    core = "?" if used.core is None else _percent(used.core / total.core if total.core else 0.0)
+    memory = "?" if used.memory is None else _percent(used.memory / total.memory if total.memory else 0.0)
+    return f"really used: core {core}, memory {memory}"
+
+
+UsedBy = Callable[[str], Used] | None
+"""Returns what is used of the cards of a row, by its name; None if nothing is known of real use."""
+
+
+def _table(kind: str, rows: Sequence[Figures], used_by: UsedBy) -> Table:
+    note = "used/held/all" if used_by else ""
+    table = _bare(kind, "cards", "idle", "core", note, "memory", note)
     for row in rows:
         unhealthy = f" {row.unhealthy}✗" if row.unhealthy else ""
+        core = f"{_core(row.core_used)} / {_core(row.core)}"
+        memory = f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"
+        used = NOT_MEASURED
+        if used_by:
+            used = used_by(row.name)
+            core = core_text(used.core, row.core_used, row.core)
+            memory = memory_text(used.memory, row.memory_used, row.memory)
         table.add_row(
             one_line(row.name),
             f"{row.cards}{unhealthy}",
             str(row.idle),
-            *_bar(row.core_share, f"{_core(row.core_used)} / {_core(row.core)}"),
-            *_bar(row.memory_share, f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"),
+            *_bar(row.core_used, used.core, row.core, core),
+            *_bar(row.memory_used, used.memory, row.memory, memory),
         )
     return table
 
 
-def _bar(share: float, text: str) -> tuple[Text, str]:
+def _bar(held: int, used: int | None, total: int, text: str) -> tuple[Text, str]:
+    """Return a bar of what is held, and the text. If it is known what is used, only that part is drawn solid."""
+    share = held / total if total else 0.0
     full = round(share * _BAR_WIDTH)
+    solid = full if used is None else min(full, round(used / total * _BAR_WIDTH) if total else 0)
     style = "green"
     if share >= 0.95:
         style = "red"
     elif share >= 0.7:
         style = "yellow"
-    return Text("█" * full, style=style) + Text("░" * (_BAR_WIDTH - full), style="grey50"), text
+    parts = (("█" * solid, style), ("▒" * (full - solid), style), ("░" * (_BAR_WIDTH - full), "grey50"))
+    return Text.assemble(*parts), text
 
 
-def _holders(rows: Sequence[Holder]) -> Table:
-    table = _bare("pod", "cards", "core", "memory", "node", "requested as")
+def _holders(rows: Sequence[Holder], used_by: UsedBy) -> Table:
+    note = "\nused/held" if used_by else ""
+    table = _bare("pod", "cards", f"core{note}", f"memory{note}", "node", "requested as")
     for row in rows:
-        amounts = (str(row.cards), _core(row.core), _bytes(row.memory))
-        table.add_row(row.pod, *amounts, ", ".join(row.nodes), row.dialect)
+        core = _core(row.core)
+        memory = _bytes(row.memory)
+        if used_by:
+            used = used_by(row.pod)
+            core = core_text(used.core, row.core)
+            memory = memory_text(used.memory, row.memory)
+        table.add_row(row.pod, str(row.cards), core, memory, ", ".join(row.nodes), row.dialect)
     return table
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_views import CardView
+from mgpu.presentation.measured_use import NOT_MEASURED, Used, UseOfCards
 from mgpu.presentation.slice_bars import divide_bar, label_section
 from mgpu.presentation.styled_lines import Line, Pen
 
@@ -20,10 +21,28 @@ _NAME, _BROKEN = "italic", "red"
 
 
 class Label(NamedTuple):
-    """The sign of a pod on its node."""
+    """The sign of a pod on its node.
+
+    Attributes:
+        rest: the style of the part of its share that the pod does not use.
+    """
 
     letter: str
     style: str
+    rest: str
+
+
+class Held(NamedTuple):
+    """What a pod holds of a card, and what it uses of that.
+
+    Attributes:
+        used: None if the node was not asked what its pods use.
+    """
+
+    label: Label
+    core: int
+    memory: int
+    used: Used | None = None
 
 
 _HeadKey = tuple[int, str, str, bool, bool, int, int]
@@ -38,6 +57,15 @@ class Column(NamedTuple):
     memory: str
 
 
+class _Part(NamedTuple):
+    """The part of a bar that a pod holds. `used` is None if it is not measured, and `measured` says if it could be."""
+
+    label: Label
+    held: int
+    used: int | None = None
+    measured: bool = False
+
+
 class CardBars:
     """Draws the parts of cards with a pen. Each is a painted text of `width` cells."""
 
@@ -46,17 +74,36 @@ class CardBars:
         self._column = lru_cache(_REMEMBERED)(self._draw_column)
         self._bar = lru_cache(_REMEMBERED)(self._draw_bar)
 
-    def column(self, card: CardView, labels: Mapping[str, Label], width: int) -> Column:
+    def column(self, card: CardView, labels: Mapping[str, Label], width: int, used: UseOfCards | None = None) -> Column:
+        """Draw a card. With `used`, the part of each share that is used is drawn within it."""
         state = card.state
         gpu = state.card
+        index = gpu.index
+        pods = [use.pod for use in card.uses]
+        held = [Held(labels[use.pod], use.core, use.memory) for use in card.uses]
+        if used is not None:
+            held = [row._replace(used=used.of_pod(index, pod)) for row, pod in zip(held, pods, strict=True)]
         column = self._column(
-            (gpu.index, card.mode, state.gpuid, gpu.healthy, state.shares == 0, state.core_used, state.memory_used),
+            (index, card.mode, state.gpuid, gpu.healthy, state.shares == 0, state.core_used, state.memory_used),
             gpu.core,
             gpu.memory,
-            tuple([(labels[use.pod], use.core, use.memory) for use in card.uses]),
+            tuple(held),
             width,
         )
-        return column._replace(memory=self._sliced_memory(card, labels, width)) if card.slices else column
+        if not card.slices:
+            return column
+        return column._replace(memory=self._sliced_memory(card, labels, dict(zip(pods, held, strict=True)), width))
+
+    def used(self, card: CardView, used: UseOfCards, width: int) -> str:
+        """Return the line that says what all processes use of the card."""
+        state = card.state
+        found = used.of_card(state.card.index)
+        if found == NOT_MEASURED:
+            return self._finished(Line(("unknown", IDLE)), width)
+        core = "?" if found.core is None else format_core(found.core)
+        memory = "?" if found.memory is None else short_bytes(found.memory)
+        over = found.memory is not None and found.memory > state.memory_used
+        return self._finished(Line((f"{core} {memory}", WARNING if over and not state.idle else "")), width)
 
     def slices(self, card: CardView, width: int) -> str:
         """Return the names of the slices, each below its section of the bar for memory."""
@@ -66,20 +113,13 @@ class CardBars:
     def _finished(self, line: Line, width: int) -> str:
         return self._pen.paint_line(line.cut(width)).padded(width)
 
-    def _draw_column(
-        self, head: _HeadKey, core: int, memory: int, uses: Sequence[tuple[Label, int, int]], width: int
-    ) -> Column:
-        """Draw a card with this core and memory.
-
-        Args:
-            uses: the core and memory that each pod holds of it.
-        """
+    def _draw_column(self, head: _HeadKey, core: int, memory: int, held: Sequence[Held], width: int) -> Column:
+        """Draw a card with this core and memory."""
         healthy = head[3]
-        holders = tuple([label for label, _, _ in uses])
         return Column(
             self._draw_head(*head, core, memory, width),
-            self._bar(tuple([held for _, held, _ in uses]), core, holders, healthy, width),
-            self._bar(tuple([held for _, _, held in uses]), memory, holders, healthy, width),
+            self._bar(tuple([_core_part(row) for row in held]), core, healthy, width),
+            self._bar(tuple([_memory_part(row) for row in held]), memory, healthy, width),
         )
 
     def _draw_head(
@@ -110,23 +150,43 @@ class CardBars:
             line.add(f" {used}", WARNING if core_used > core or memory_used > memory else "")
         return self._finished(line, width)
 
-    def _draw_bar(self, amounts: Sequence[int], total: int, holders: Sequence[Label], healthy: bool, width: int) -> str:
+    def _draw_bar(self, parts: Sequence[_Part], total: int, healthy: bool, width: int) -> str:
         """Draw a bar of `total`.
 
         Args:
-            holders: the pod of each amount.
             healthy: whether pods can get what is free.
         """
         line = Line()
-        for label, cells in zip(holders, divide_cells(amounts, total, width), strict=True):
-            line.add(*block(label, cells, self._pen))
+        for part, cells in zip(parts, divide_cells([part.held for part in parts], total, width), strict=True):
+            self._add_part(line, part, cells)
         return self._finished(line.add(*self._free(width - line.width, healthy=healthy)), width)
 
-    def _sliced_memory(self, card: CardView, labels: Mapping[str, Label], width: int) -> str:
+    def _add_part(self, line: Line, part: _Part, cells: int) -> None:
+        """Add the part of a bar that a pod holds, with what it uses of it, if that was asked, in full colour."""
+        if not part.measured:
+            line.add(*block(part.label, cells, self._pen))
+            return
+        full = _used_cells(part, cells)
+        rest = self._pen.signs.unknown if part.used is None else self._pen.signs.unused
+        # The letter must be visible even if the pod uses nothing.
+        if full or not cells:
+            line.add(*block(part.label, full, self._pen))
+        else:
+            line.add(part.label.letter, part.label.rest)
+        line.add(rest * (cells - max(full, min(cells, 1))), part.label.rest)
+
+    def _sliced_memory(self, card: CardView, labels: Mapping[str, Label], held: Mapping[str, Held], width: int) -> str:
+        """Draw the bar for memory.
+
+        Args:
+            held: what each pod holds of all its slices of the card.
+        """
         line = Line()
         for section in divide_bar(card, width):
             use = next((u for u in section.slice.uses if u.pod in labels), None) if section.slice else None
-            if use:
+            if use and use.pod in held:
+                self._add_part(line, _memory_part(held[use.pod]), section.cells)
+            elif use:
                 line.add(*block(labels[use.pod], section.cells, self._pen))
             else:
                 line.add(*self._free(section.cells, healthy=card.state.card.healthy))
@@ -154,6 +214,26 @@ def block(label: Label, cells: int, pen: Pen) -> tuple[str, str]:
 def short_bytes(amount: int) -> str:
     """Return `80 GiB` instead of `80.0 GiB`, because the width is limited."""
     return format_bytes(amount).replace(".0 ", " ")
+
+
+def _core_part(row: Held) -> _Part:
+    return _Part(row.label, row.core, row.used.core, measured=True) if row.used else _Part(row.label, row.core)
+
+
+def _memory_part(row: Held) -> _Part:
+    return _Part(row.label, row.memory, row.used.memory, measured=True) if row.used else _Part(row.label, row.memory)
+
+
+def _used_cells(part: _Part, cells: int) -> int:
+    """Return how many of a pod's cells show what it uses.
+
+    What is used gets at least one cell, and what is not used gets at least one if there are two cells.
+    """
+    if not part.used:
+        return 0
+    if part.used >= part.held:
+        return cells
+    return min(max(_rounded(part.used * cells, part.held), 1), max(cells - 1, 1))
 
 
 def _used(core: int, memory: int) -> str:

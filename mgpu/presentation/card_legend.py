@@ -4,7 +4,7 @@ What pods hold is much alike in a large cluster, so the texts about it are remem
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 from mgpu.dialects.mtgpu import KIND
@@ -14,6 +14,7 @@ from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.quantities import format_core
 from mgpu.presentation.card_bars import IDLE, WARNING, Label, short_bytes
 from mgpu.presentation.card_views import CardUse, CardView, NodeView
+from mgpu.presentation.measured_use import NOT_MEASURED, Used, UseOfCards, add, core_text, memory_text
 from mgpu.presentation.styled_lines import Line, Painted, Pen, safe, width_of
 
 _COLOURS = (
@@ -56,8 +57,8 @@ def label_pods(uses: Uses) -> dict[str, Label]:
     letters = iter(_LETTERS)
     for pod, ((_, use), *_) in uses.items():
         letter = next(letters, _MORE) if use.certain else _UNKNOWN
-        style = f"black on {_COLOURS[len(labels) % len(_COLOURS)]}" if use.certain else "white on red3"
-        labels[pod] = Label(letter, style)
+        colour = _COLOURS[len(labels) % len(_COLOURS)] if use.certain else "red3"
+        labels[pod] = Label(letter, f"{'black' if use.certain else 'white'} on {colour}", colour)
     return labels
 
 
@@ -69,6 +70,7 @@ class _Held(NamedTuple):
         dialect: the vocabulary if the legend names it.
         occupies: whether it is an occupy pod that keeps its card.
         parts: the type and index of each device, and the core and memory that the pod holds of it.
+        used: what the pod uses of all its GPUs together; None if the node was not asked.
         constraints: None if there are none.
     """
 
@@ -79,6 +81,7 @@ class _Held(NamedTuple):
     slices: str
     parts: tuple[tuple[str, int, int, int], ...]
     constraints: Constraints | None
+    used: Used | None
 
 
 class Legend:
@@ -90,9 +93,11 @@ class Legend:
         self._dot = f" {pen.signs.dot} "
         self._described = lru_cache(_REMEMBERED)(self._describe)
 
-    def draw(self, node: NodeView, uses: Uses, labels: Mapping[str, Label]) -> Iterator[Painted]:
+    def draw(
+        self, node: NodeView, uses: Uses, labels: Mapping[str, Label], used: UseOfCards | None = None
+    ) -> Iterator[Painted]:
         """Yield the lines, with the pods in columns."""
-        entries = list(self._entries(node, uses, labels))
+        entries = list(self._entries(node, uses, labels, used))
         longest = max([entry.width for entry in entries])
         columns = max(1, min(len(entries), (self._width + GAP) // (longest + GAP)))
         rows = -(-len(entries) // columns)
@@ -105,13 +110,15 @@ class Legend:
             text = "".join([entry.padded(width) for entry, width in zip(others, widths, strict=False)])
             yield Painted(text + last.text, sum(widths[: len(others)]) + last.width)
 
-    def _entries(self, node: NodeView, uses: Uses, labels: Mapping[str, Label]) -> Iterator[Painted]:
+    def _entries(
+        self, node: NodeView, uses: Uses, labels: Mapping[str, Label], used: UseOfCards | None
+    ) -> Iterator[Painted]:
         """Yield an entry for each pod, such as `A default/train (a, b) · 100% 8.0 GiB on 0,1 · card-models A100`."""
         several = len({use.dialect for on in uses.values() for _, use in on}) > 1
         sliced = [card for card in node.cards if card.slices]
         for pod, on in uses.items():
             slices = _slices_of(sliced, pod) if sliced else ""
-            described, painted = self._described(_held(on, slices, several=several))
+            described, painted = self._described(_held(on, slices, _used_by(pod, on, used), several=several))
             label = labels[pod]
             letter = f" {label.letter} " if self._pen.coloured else label.letter
             name = f" {safe(pod)}"
@@ -141,15 +148,20 @@ class Legend:
             line.add(f"{dot}{held.slices}", IDLE)
         for type in dict.fromkeys(type for type, _, _, _ in held.parts):
             parts = [part for part in held.parts if part[0] == type]
-            amounts = _amounts(sum(core for _, _, core, _ in parts), sum(memory for _, _, _, memory in parts))
+            core, memory = sum(core for _, _, core, _ in parts), sum(memory for _, _, _, memory in parts)
             where = "" if held.slices else f" on {','.join(str(index) for _, index, _, _ in parts)}"
-            line.add(f"{dot}{'' if type == GPU else f'{type} '}{amounts}{where}", IDLE)
+            if type == GPU and held.used is not None:
+                over = (held.used.core or 0) > core > 0 or (held.used.memory or 0) > memory > 0
+                line.add(dot, IDLE).add(_used_amounts(core, memory, held.used), WARNING if over else IDLE)
+                line.add(where, IDLE)
+            else:
+                line.add(f"{dot}{'' if type == GPU else f'{type} '}{_amounts(core, memory)}{where}", IDLE)
         if held.constraints is not None:
             line.extend(Line((f"{dot}{held.constraints}", IDLE)).cut(_LONGEST_CONSTRAINTS))
         return line
 
 
-def _held(on: Sequence[tuple[CardView, CardUse]], slices: str, *, several: bool) -> _Held:
+def _held(on: Sequence[tuple[CardView, CardUse]], slices: str, used: Used | None, *, several: bool) -> _Held:
     """Return what the legend says about the pod that holds these devices.
 
     Args:
@@ -167,7 +179,24 @@ def _held(on: Sequence[tuple[CardView, CardUse]], slices: str, *, several: bool)
         slices,
         tuple([(card.state.card.type, card.state.card.index, use.core, use.memory) for card, use in on]),
         use.constraints if use.constraints != NO_CONSTRAINTS else None,
+        used,
     )
+
+
+def _used_by(pod: str, on: Sequence[tuple[CardView, CardUse]], used: UseOfCards | None) -> Used | None:
+    """Return what the pod uses of all these GPUs together; None if the node was not asked."""
+    if used is None:
+        return None
+    indexes = (card.state.card.index for card, _ in on if card.state.card.type == GPU)
+    return reduce(add, (used.of_pod(index, pod) for index in indexes), NOT_MEASURED)
+
+
+def _used_amounts(core: int, memory: int, used: Used) -> str:
+    """Return amounts such as `12/50% 1.5/8 GiB`: what is used, and what is held."""
+    of_core = core_text(used.core, core)
+    if not core:
+        of_core = "" if used.core is None else f"{format_core(used.core)} of the SMs"
+    return " ".join(filter(None, (of_core, memory_text(used.memory, memory) if memory else "")))
 
 
 def _amounts(core: int, memory: int) -> str:

@@ -11,7 +11,7 @@ Only rare parts are left to `rich`, which is slow: notes, and devices that are n
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.box import ROUNDED, Box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -23,6 +23,7 @@ from mgpu.model.quantities import format_core
 from mgpu.presentation.card_bars import IDLE, WARNING, CardBars, Label, block, least_head_width, short_bytes
 from mgpu.presentation.card_legend import GAP, Legend, label_pods, uses_by_pod
 from mgpu.presentation.card_views import CardView, NodeView
+from mgpu.presentation.measured_use import MeasuredUse, NodeUse, UnknownUse, UseOfCards, use_of_cards
 from mgpu.presentation.plain_text import join_names
 from mgpu.presentation.styled_lines import Line, Painted, Pen
 
@@ -39,16 +40,20 @@ class card_map:  # noqa: N801 (callers use it like a function)
 
     The segments contain the codes of their styles, which `rich` would count as letters. So callers print the map with
     `crop=False`. No line is wider than the terminal.
+
+    Attributes:
+        use: what the pods of each node use of what they hold, by node. Nodes that were not asked are missing.
     """
 
     nodes: Sequence[NodeView]
+    use: Mapping[str, MeasuredUse] = field(default_factory=dict)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         pen = Pen(console, options)
         served = [node for node in self.nodes if node.devices]
         boxes = _Boxes(pen, ROUNDED.substitute(options, safe=console.safe_box), options.max_width - 4)
         for node in served:
-            yield Segment(boxes.draw(node))
+            yield Segment(boxes.draw(node, self.use.get(node.name)))
         bare = [node.name for node in self.nodes if not node.devices]
         if bare:
             yield Text(f"Without cards: {join_names(bare, _MOST_BARE)}", style=IDLE)
@@ -72,10 +77,10 @@ class _Boxes:
         self._left = f"{pen.paint(box.mid_left, IDLE)} "
         self._right = f" {pen.paint(box.mid_right, IDLE)}\n"
         self._gap = " " * GAP
-        self._names = {name: pen.paint(name.ljust(_GUTTER - GAP), IDLE) for name in ("core", "mem", "cut")}
+        self._names = {name: pen.paint(name.ljust(_GUTTER - GAP), IDLE) for name in ("core", "mem", "cut", "used")}
         self._names[""] = " " * (_GUTTER - GAP)
 
-    def draw(self, node: NodeView) -> str:
+    def draw(self, node: NodeView, use: MeasuredUse | None = None) -> str:
         box, width, paint = self._box, self._width, self._pen.paint
         dot = f" {self._pen.signs.dot} "
         models = f"{dot}{dot.join(_models(node))} "
@@ -88,7 +93,7 @@ class _Boxes:
             paint(f"{box.top * (width - title.width)}{box.top}{box.top_right}", IDLE),
             "\n",
         ]
-        for line in self._body(node):
+        for line in self._body(node, use):
             parts += (self._left, line.text, " " * (width - line.width), self._right)
         parts += (
             paint(f"{box.bottom_left}{box.bottom}{box.bottom * (width - subtitle.width)}", IDLE),
@@ -98,22 +103,28 @@ class _Boxes:
         )
         return "".join(parts)
 
-    def _body(self, node: NodeView) -> Iterator[Painted]:
+    def _body(self, node: NodeView, use: MeasuredUse | None) -> Iterator[Painted]:
         uses = uses_by_pod(node)
         labels = label_pods(uses)
+        used = use_of_cards(node, use) if isinstance(use, NodeUse) else None
         if node.cards:
-            yield from self._rows(node.cards, labels)
+            yield from self._rows(node.cards, labels, used)
         if node.others:
             yield _EMPTY
             yield from self._pen.render(_others(node, labels, self._pen), self._width)
         if labels:
             yield _EMPTY
-            yield from self._legend.draw(node, uses, labels)
+            yield from self._legend.draw(node, uses, labels, used)
+        if isinstance(use, UnknownUse):
+            yield _EMPTY
+            yield self._pen.paint_line(Line((f"use unknown: {use.reason}", _NOTE)).cut(self._width))
         if node.note:
             yield _EMPTY
             yield from self._pen.render(Text(node.note, style=_NOTE), self._width)
 
-    def _rows(self, cards: Sequence[CardView], labels: Mapping[str, Label]) -> Iterator[Painted]:
+    def _rows(
+        self, cards: Sequence[CardView], labels: Mapping[str, Label], used: UseOfCards | None
+    ) -> Iterator[Painted]:
         """Draw the cards in as few rows as possible, with about the same number of cards in each row."""
         narrowest = max(_NARROWEST, *map(least_head_width, cards))
         room = self._width - _GUTTER + GAP
@@ -124,12 +135,14 @@ class _Boxes:
             shown = cards[start : start + per_row]
             if start:
                 yield _EMPTY
-            columns = [self._cards.column(card, labels, bar) for card in shown]
+            columns = [self._cards.column(card, labels, bar, used) for card in shown]
             yield self._row("", [column.head for column in columns], bar)
             yield self._row("core", [column.core for column in columns], bar)
             yield self._row("mem", [column.memory for column in columns], bar)
             if any(card.slices for card in shown):
                 yield self._row("cut", [self._cards.slices(card, bar) for card in shown], bar)
+            if used is not None:
+                yield self._row("used", [self._cards.used(card, used, bar) for card in shown], bar)
 
     def _row(self, name: str, cells: Sequence[str], width: int) -> Painted:
         return Painted(self._gap.join([self._names[name], *cells]), _GUTTER - GAP + len(cells) * (GAP + width))

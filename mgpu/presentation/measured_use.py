@@ -1,16 +1,17 @@
 """Reads from the metrics of node agents what containers really use of their cards.
 
 Everything else in this package shows what pods *hold*; this module is about what their processes *use*. `mgpu top`,
-`mgpu inspect` and the web page show both (docs/usage.md). A node may be hostile, so the size of a page is limited
+`mgpu inspect` and the web page show both (docs/kubectl.md). A node may be hostile, so the size of a page is limited
 before it is parsed, each line is limited, and a number that cannot be right counts as not measured.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from mgpu.model.quantities import format_core
 from mgpu.presentation.card_views import NodeView
 
 LARGEST_PAGE = 1 << 20
@@ -91,7 +92,9 @@ class UnknownUse:
 
 
 MeasuredUse = NodeUse | UnknownUse
-NO_MEASUREMENTS = UnknownUse("its agent measures no use")
+ClusterUse = Mapping[str, MeasuredUse]
+"""What is used of the cards, by node. Nodes that were not asked are missing."""
+NO_MEASUREMENTS = UnknownUse("the agent measures no use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +119,15 @@ class UseOfCards:
 def read_use(page: bytes) -> MeasuredUse:
     """Return what an agent's page `/metrics` says about real use."""
     if len(page) > LARGEST_PAGE:
-        return UnknownUse(f"the metrics of its agent have more than {LARGEST_PAGE >> 20} MiB")
+        return UnknownUse(f"the metrics of the agent have more than {LARGEST_PAGE >> 20} MiB")
     try:
         lines = [line for line in page.decode().splitlines() if line.startswith(_NAMES)]
         if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
-            return UnknownUse("the metrics of its agent have too many or too long lines")
+            return UnknownUse("the metrics of the agent have too many or too long lines")
         cards, containers = _read_samples(lines)
     except (ValueError, IndexError, KeyError) as error:
         # The parser raises IndexError for some malformed lines, and KeyError means that a label is missing.
-        return UnknownUse(f"the metrics of its agent cannot be read: {str(error)[:100] or type(error).__name__}")
+        return UnknownUse(f"the metrics of the agent cannot be read: {str(error)[:100] or type(error).__name__}")
     if not cards and not containers:
         return NO_MEASUREMENTS
     return NodeUse(
@@ -201,3 +204,30 @@ def add(one: Used, other: Used) -> Used:
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return (one or 0) + (other or 0) if one is not None or other is not None else None
+
+
+def core_text(used: int | None, *others: int) -> str:
+    """Return a text such as `12/50%`, what is used first; `?/50%` if that is not known."""
+    rounded = used if used is None or used < 100 else round(used, -1)
+    return _joined([None if rounded is None else format_core(rounded), *map(format_core, others)], "%")
+
+
+def memory_text(used: int | None, *others: int) -> str:
+    """Return a text such as `1.5/8 GiB`, what is used first, in the unit of the last amount."""
+    size, unit = next((size, unit) for least, size, unit in _UNITS if others[-1] >= least)
+    texts = [None if amount is None else _number(amount / size) for amount in (used, *others)]
+    return _joined(texts, f" {unit}")
+
+
+_UNITS = ((10 << 40, 1 << 40, "TiB"), (1 << 30, 1 << 30, "GiB"), (1 << 20, 1 << 20, "MiB"), (0, 1, "B"))
+"""From which amount on which unit is used. Up to 10 TiB, numbers of GiB are easier to compare with those of a card."""
+
+
+def _number(value: float) -> str:
+    if 0 < value < 0.05:
+        return "<0.1"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}".removesuffix(".0")
+
+
+def _joined(texts: Sequence[str | None], unit: str) -> str:
+    return "/".join("?" if text is None else text.removesuffix(unit) for text in texts) + unit

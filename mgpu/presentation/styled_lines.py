@@ -98,9 +98,11 @@ class Signs(NamedTuple):
     cross: str = "✗"
     dot: str = "·"
     edge: str = "▏"
+    unused: str = "░"
+    unknown: str = "?"
 
 
-_ASCII = Signs(".", "/", "x", "-", "|")
+_ASCII = Signs(".", "/", "x", "-", "|", "-")
 
 
 class Pen:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mgpu.presentation.card_views import CardUse, CardView, NodeView, percent
 
-_UNKNOWN_MODEL = "not said"
+UNKNOWN_MODEL = "not said"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _models(node: NodeView) -> dict[str, list[CardView]]:
     """Return the cards of each model."""
     found: dict[str, list[CardView]] = {}
     for view in node.cards:
-        found.setdefault(view.state.card.model or _UNKNOWN_MODEL, []).append(view)
+        found.setdefault(view.state.card.model or UNKNOWN_MODEL, []).append(view)
     return found
 
 

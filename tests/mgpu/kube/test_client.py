@@ -202,7 +202,7 @@ def test_a_small_answer_is_read_within_a_deadline_and_a_limit(api: Api, monkeypa
     for path, seconds, most in (("/slow", 0.1, 2000), ("/bomb", 30, 1000)):
         with pytest.raises(Unreachable, match=f"more than {seconds:g} s or {most:,} bytes"):
             api.fetch_within(path, seconds=seconds, most=most)
-    with pytest.raises(ApiError, match="502 : x+$"):
+    with pytest.raises(ApiError, match=r"502 : x+$"):
         api.fetch_within("/slow-refusal", seconds=30, most=1000)
 
 

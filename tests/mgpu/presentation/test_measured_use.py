@@ -66,7 +66,7 @@ def test_a_number_that_cannot_be_right_counts_as_not_measured(value: str) -> Non
 def test_a_malformed_page_is_an_unknown_use(text: bytes) -> None:
     found = read_use(text if len(text) < 1 << 16 or b"#" in text else text * 2)
     assert isinstance(found, UnknownUse)
-    assert "its agent" in found.reason
+    assert "the agent" in found.reason
     assert len(found.reason) < 160
 
 
