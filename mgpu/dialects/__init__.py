@@ -16,6 +16,7 @@ from mgpu.dialects.registry import (
     ALL,
     MTGPU_PREFIX,
     REQUEST_ANNOTATIONS,
+    REQUEST_LABELS,
     by_name,
     enabled,
     is_placement_annotation,
@@ -43,6 +44,7 @@ from mgpu.settings import CARD_POLICIES, Settings
 __all__ = [
     "ALL",
     "REQUEST_ANNOTATIONS",
+    "REQUEST_LABELS",
     "Dialect",
     "acknowledgement",
     "by_name",

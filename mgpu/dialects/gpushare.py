@@ -51,6 +51,7 @@ _UNITS = re.compile(r"\d{1,19}", re.ASCII)
 RESOURCE_PREFIXES: tuple[str, ...] = (MEMORY, COUNT)
 RESOURCES_FOLLOW_CARDS = False
 REQUEST_ANNOTATIONS: tuple[str, ...] = (UNIT,)
+REQUEST_LABELS: tuple[str, ...] = ()
 RECORD_KEYS: tuple[str, ...] = tuple(sorted(_RECORD))
 ACKNOWLEDGEMENTS: frozenset[str] = frozenset((ASSIGNED,))
 UNHEALTHY_CARD_LISTS = UnhealthyCardLists("kube-system", "unhealthy-gpu-")

@@ -27,6 +27,7 @@ from mgpu.model.cards import GPU as GPU_TYPE
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import MAX_PROBLEMS, BadObject, Problem, Rule, raise_if_any
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, cards_by_index, peak, whole_cards
+from mgpu.model.isolation import HAMI_CORE, NEEDS_HAMI_CORE
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, RequestedAmount, is_none
 from mgpu.model.quantities import MAX_QUANTITY, quantity_of_bytes, same_quantity, whole_bytes
@@ -66,11 +67,17 @@ _COMBINATIONS = (
 _OF_GPU = (NVIDIA, GPU, SHARED, CORE, MEMORY, RATIO)
 _VALID = frozenset(map(frozenset, _COMBINATIONS))
 _ALLOWED = ", ".join("{" + ", ".join(name.removeprefix(PREFIX) for name in names) + "}" for names in _COMBINATIONS)
+ISOLATION_PROVIDER = "koordinator.sh/gpu-isolation-provider"
+"""The label of a pod that names what holds it to its share. Koordinator knows one value, `HAMi-core`, and compares it
+with the same label of the node (koordinator-sh/koordinator, apis/extension/device_share.go, and the plugin deviceshare,
+July 2026). mgpu asks whether the node's agent can apply HAMi-core."""
+_HAMI_CORE = "HAMi-core"
 _TYPE = re.compile(r"(?!gpu|mig-\d+g\.)[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 
 RESOURCE_PREFIXES: tuple[str, ...] = (PREFIX, NVIDIA)
 RESOURCES_FOLLOW_CARDS = False
 REQUEST_ANNOTATIONS: tuple[str, ...] = ()
+REQUEST_LABELS: tuple[str, ...] = (ISOLATION_PROVIDER,)
 RECORD_KEYS: tuple[str, ...] = (ALLOCATED, PER_CONTAINER)
 ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
 UNHEALTHY_CARD_LISTS = None
@@ -101,10 +108,18 @@ def read_request(pod: Pod, settings: Settings) -> GpuRequest | None:
             found += _container_requests(container, settings.dialects.koordinator, hints)
         except BadObject as error:
             problems += error.problems
-    raise_if_any(problems)
     of_gpu = tuple(request for request in found if request.type == GPU_TYPE)
     others = sorted((request for request in found if request.type != GPU_TYPE), key=lambda request: request.type)
-    return GpuRequest(NAME, of_gpu, others=tuple(others)) if found else None
+    provider = pod.labels.get(ISOLATION_PROVIDER, "") if of_gpu else ""
+    if provider not in ("", _HAMI_CORE):
+        path = f"metadata.labels[{ISOLATION_PROVIDER}]"
+        problems.append(Problem(path, f"must be {_HAMI_CORE}, not {provider}", Rule.ISOLATION_PROVIDER))
+    raise_if_any(problems)
+    if not found:
+        return None
+    if provider:
+        return GpuRequest(NAME, of_gpu, 0, (NEEDS_HAMI_CORE,), others=tuple(others), isolation=HAMI_CORE)
+    return GpuRequest(NAME, of_gpu, others=tuple(others))
 
 
 def write_placement(

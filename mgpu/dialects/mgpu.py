@@ -55,6 +55,7 @@ _CARD = re.compile(r"(?P<index>\d{1,9})|(?P<uuid>(?:GPU|MIG)-[\w.:/-]+)", re.ASC
 RESOURCE_PREFIXES: tuple[str, ...] = (CORE, MEMORY)
 RESOURCES_FOLLOW_CARDS = False
 REQUEST_ANNOTATIONS: tuple[str, ...] = (MULTIPLE, COMPUTE_POLICY)
+REQUEST_LABELS: tuple[str, ...] = ()
 RECORD_KEYS: tuple[str, ...] = (ASSUMED, INDEX_PREFIX)
 ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
 UNHEALTHY_CARD_LISTS = None

@@ -107,6 +107,10 @@ class Dialect(Protocol):
         """All annotations that `read_request` reads."""
 
     @property
+    def REQUEST_LABELS(self) -> tuple[str, ...]:  # noqa: N802
+        """All labels that `read_request` reads. Users can change them at any time."""
+
+    @property
     def RECORD_KEYS(self) -> tuple[str, ...]:  # noqa: N802
         """The prefixes of all annotations for which `owns_annotation` returns true."""
 

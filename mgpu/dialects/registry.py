@@ -18,6 +18,7 @@ from mgpu.settings import Settings
 
 ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
 REQUEST_ANNOTATIONS = frozenset(key for dialect in ALL for key in dialect.REQUEST_ANNOTATIONS)
+REQUEST_LABELS = frozenset(key for dialect in ALL for key in dialect.REQUEST_LABELS)
 """The annotations that are part of a pod's request in any vocabulary."""
 MTGPU_PREFIX = "lsalab.nthu/"
 """The prefix of the annotations of MtgpuPods and their Pods. MtgpuPods have no `Dialect`, but a Pod with such an

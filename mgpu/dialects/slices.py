@@ -58,6 +58,7 @@ _EXAMPLES = "nvidia.com/mig-2g.20gb, nvidia.com/mig-1g.10gb.me (MIG) or nvidia.c
 RESOURCE_PREFIXES: tuple[str, ...] = ("nvidia.com/gpu-", "nvidia.com/mig-")
 RESOURCES_FOLLOW_CARDS = True
 REQUEST_ANNOTATIONS: tuple[str, ...] = ()
+REQUEST_LABELS: tuple[str, ...] = ()
 RECORD_KEYS: tuple[str, ...] = (GIVEN,)
 ACKNOWLEDGEMENTS: frozenset[str] = frozenset()
 UNHEALTHY_CARD_LISTS = None

@@ -69,8 +69,9 @@ class PodContent(NamedTuple):
 def fingerprint(raw: Raw, *also: str) -> bytes:
     """Return a digest of the fields of a pod that mgpu reads, except most labels.
 
-    Under the same settings, pods with equal fingerprints lead to the same result. Labels change most often and are not
-    part of a request, so the caller updates them separately. Only the label of occupy pods is part of the digest. If
+    Under the same settings, pods with equal fingerprints lead to the same result. Most labels change often and are not
+    part of a request, so the caller updates them separately. Only the label of occupy pods, and the labels that are
+    part of a request (`REQUEST_LABELS`), are part of the digest. If
     mgpu is to read another field of pods, add the field to `content_of`, because changes of all other fields are
     ignored.
 
@@ -86,6 +87,7 @@ def content_of(raw: Raw, *also: str) -> PodContent:
     meta = table_at(raw, "metadata")
     spec = table_at(raw, "spec")
     status = table_at(raw, "status")
+    labels = table_at(meta.get("labels"))
     annotations: dict[str, Any] = {}
     record: dict[str, Any] = {}
     for key, text in table_at(meta.get("annotations")).items():
@@ -101,6 +103,7 @@ def content_of(raw: Raw, *also: str) -> PodContent:
     template = (
         get_meta("namespace"),
         annotations,
+        {key: labels[key] for key in sorted(dialects.REQUEST_LABELS) if key in labels},
         not record,
         seal is None,
         not get_meta("deletionTimestamp"),

@@ -40,6 +40,7 @@ class Rule(StrEnum):
     CONTAINER_NAME = "container-name"
     RESOURCE_COMBINATION = "resource-combination"
     RESOURCE_NAME = "resource-name"
+    ISOLATION_PROVIDER = "isolation-provider"
     MTGPU_INCOMPLETE = "mtgpu-incomplete"
     MTGPU_MALFORMED = "mtgpu-malformed"
     MTGPU_ONE_REQUEST = "mtgpu-asks-once"

@@ -13,9 +13,9 @@ from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, Placement, whole_cards
 from mgpu.model.ledger import Minor, Share, shares_of
-from mgpu.model.pods import Stage, read_pod
+from mgpu.model.pods import Stage, read_node, read_pod
 from mgpu.settings import load_settings
-from tests.builders import GIB, card, cards, pod
+from tests.builders import GIB, card, cards, node, pod
 from tests.mgpu.dialects.contract import resources
 
 DEFAULT = load_settings("")
@@ -356,3 +356,31 @@ def test_a_node_offers_percent_bytes_and_whole_cards() -> None:
         NodeResource(NPU, ((1, 100),), as_ids=False, type="npu"),
         NodeResource(RDMA, ((0, 100), (4, 100)), as_ids=False, type="rdma"),
     )
+
+
+class TestIsolationProvider:
+    LABEL = "koordinator.sh/gpu-isolation-provider"
+
+    def read(self, provider: str, **amounts: object) -> GpuRequest:
+        raw = pod("p", asking(**amounts))
+        raw["metadata"]["labels"] = {self.LABEL: provider}
+        request = koord.read_request(read_pod(raw), DEFAULT)
+        assert request is not None
+        return request
+
+    def test_pod_that_names_hami_core_needs_a_node_that_offers_it(self) -> None:
+        request = self.read("HAMi-core", core=50, ratio=50)
+        assert request.isolation == "hami-core"
+        nodes = [read_node(node("n1", labels=labels)) for labels in ({}, {"mgpu.io/hami-core": "false"})]
+        assert [request.unmet_requirement(one) for one in nodes] == [
+            "the node does not offer HAMi-core (label mgpu.io/hami-core)"
+        ] * 2
+        assert request.unmet_requirement(read_node(node("n1", labels={"mgpu.io/hami-core": "true"}))) is None
+
+    def test_other_providers_are_refused_and_name_the_label(self) -> None:
+        with pytest.raises(BadObject, match=rf"metadata.labels\[{self.LABEL}\]: must be HAMi-core, not MPS"):
+            self.read("MPS", core=50, ratio=50)
+
+    def test_label_of_a_pod_without_gpus_means_nothing(self) -> None:
+        assert self.read("MPS", rdma=100).isolation == ""
+        assert read(asking(core=50, ratio=50)).requirements == ()
