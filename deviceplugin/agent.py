@@ -35,6 +35,8 @@ from deviceplugin.pods.lingering_processes import LingeringProcesses
 from deviceplugin.pods.record_writer import RecordWriter
 from deviceplugin.pods.remnants import ForcedStops
 from deviceplugin.reconciler import Reconciler
+from deviceplugin.usage.container_use import ContainerUse, NodeShares, Usage
+from deviceplugin.usage.usage_reader import UsageInputs, UsageReader, UsageSource
 from mgpu.dialects.record_verification import UNSEALED, RecordVerifier
 from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
@@ -61,6 +63,7 @@ class Agent:
     Args:
         settings: The settings; `settings.deviceplugin` must name the node.
         objects: The Node and its Device. The agent starts their watches.
+        usage_source: Where to read what processes use of the cards; None not to read it.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Agent:
         api: Api,
         driver: MigDriver,
         records: RecordVerifier = UNSEALED,
+        usage_source: UsageSource | None = None,
     ) -> None:
         state = NodeState(settings, objects, source, api, records)
         self._state = state
@@ -83,6 +87,7 @@ class Agent:
         self._records = RecordWriter(api, state.pods)
         self._mps = self._make_mps()
         self._isolation = self._make_isolation()
+        self._usage = self._make_usage(usage_source) if usage_source and self._own.usage_seconds else None
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
         self._slices = self._make_slices(api, driver)
@@ -114,6 +119,20 @@ class Agent:
             state.cdi_files,
             state.cards,
             partial(state.events.warn_pod, reason="MgpuNotEnforced"),
+        )
+
+    def _make_usage(self, source: UsageSource) -> UsageReader:
+        state = self._state
+        return UsageReader(
+            source,
+            UsageInputs(
+                shares=self._node_shares,
+                measure=self._isolation.measure,
+                running=state.runtime.running_containers,
+                is_held=lambda use: self._isolation.backend_of(use.key) != NONE,
+            ),
+            self._warn_of_use,
+            partial(state.changes.publish, Change.HOLDINGS),
         )
 
     def _make_context(self, driver: MigDriver) -> AllocationContext:
@@ -228,6 +247,8 @@ class Agent:
             self._reconciler.follow_whole_cards(),
             self._state.runtime.follow(self._reporter.update),
         ]
+        if self._usage is not None:
+            works.append(self._usage.run(self._own.usage_seconds))
         if self._own.cri_socket:
             works.append(self._reconciler.follow_forced_stops(self._stops))
         return await self._ownership.serve(self._resources, serving, works, self._stop_writers)
@@ -257,6 +278,10 @@ class Agent:
     def card_holdings(self) -> CardHoldings:
         """Return the cards and what pods hold of them. The result is empty unless this agent serves the node."""
         return self._state.card_holdings() if self._ownership.serves else CardHoldings((), (), ())
+
+    def usage(self) -> Usage:
+        """Return what is used of the cards. The result is empty unless this agent serves the node and measures it."""
+        return self._usage.usage if self._usage is not None else Usage()
 
     def unhealthy_reason(self) -> str | None:
         """Return why the process should be restarted, or None."""
@@ -326,6 +351,7 @@ class Agent:
             read_toolkit(),
             self._mps.has_unlimited_folder(),
             self._isolation_report(),
+            self.usage().problem,
         )
 
     def start_refused(self, gpu_pod: GpuPod, reason: str) -> None:
@@ -335,6 +361,17 @@ class Agent:
     def start_granted(self, gpu_pod: GpuPod) -> None:
         """Acknowledge the allocation record (`StartListener`)."""
         self._records.acknowledge(gpu_pod)
+
+    def _node_shares(self) -> NodeShares:
+        state = self._state
+        gpus, devices, held = state.card_holdings()
+        return NodeShares(gpus, devices, held, state.pods.all(), state.pods.limited_pods())
+
+    def _warn_of_use(self, use: ContainerUse, problem: str) -> None:
+        # Another component may hold the Pods of MtgpuPods, which are no GPU pods, by the files of limits.
+        gpu_pod = self._state.pods.by_uid(use.uid)
+        if gpu_pod is not None:
+            self._state.events.warn_pod(gpu_pod, problem, "MgpuOverShare")
 
     def _isolation_report(self) -> IsolationReport:
         if not self._own.cdi:

@@ -15,13 +15,14 @@ from functools import partial
 from pathlib import Path
 
 import click
+import pynvml
 from prometheus_client import CollectorRegistry
 
 from deviceplugin.agent import Agent
 from deviceplugin.agent_process import AgentProcess
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml_cards import NvmlCards
-from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig
+from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig, simulated_processes
 from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -31,6 +32,8 @@ from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
 from deviceplugin.plugin.registration import socket_name
+from deviceplugin.usage.usage_metrics import UsageMetrics
+from deviceplugin.usage.usage_reader import UsageSource
 from mgpu import dialects
 from mgpu.cli.process_settings import read_settings
 from mgpu.dialects.record_verification import RecordVerifier
@@ -103,7 +106,7 @@ def command(config: Path | None, kubeconfig: str, log_level: str, **flags: str |
     records = make_record_verifier(settings, signing=False)
     api = Api.connect(kubeconfig)
     agents = AgentProcess(lambda: _agent(settings, api, records))
-    health = _health(settings.deviceplugin.health_port, agents)
+    health = _health(settings.deviceplugin, agents)
     try:
         asyncio.run(_run(agents))
     finally:
@@ -118,9 +121,9 @@ def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
     simulated = _simulated(own)
     if simulated is not None:
         source, driver = simulated
-        return Agent(settings, objects, source, api, driver, records)
+        return Agent(settings, objects, source, api, driver, records, _simulated_usage(own))
     cards = NvmlCards(indexes=partial(known_indexes, api, own.node), partition_mode=objects.partition_mode)
-    return Agent(settings, objects, cards, api, NvmlMig(), records)
+    return Agent(settings, objects, cards, api, NvmlMig(), records, UsageSource(pynvml))
 
 
 async def _run(process: AgentProcess) -> None:
@@ -180,12 +183,20 @@ def _simulated(own: DevicePluginSettings) -> tuple[CardSource, MigDriver] | None
     return source, simulated_mig(Path(own.cards), own.node)
 
 
-def _health(port: int, agents: AgentProcess) -> HealthServer | None:
+def _simulated_usage(own: DevicePluginSettings) -> UsageSource | None:
+    """Return the use of the simulated cards, or None if nothing simulates it."""
+    found = simulated_processes(Path(own.cards), own.node)
+    return None if found is None else UsageSource(*found)
+
+
+def _health(own: DevicePluginSettings, agents: AgentProcess) -> HealthServer | None:
+    port = own.health_port
     if not port:
         return None
     try:
         of_agent = CollectorRegistry()
         of_agent.register(NodeCards(lambda: agents.agent))
+        of_agent.register(UsageMetrics(lambda: agents.agent, own.usage_series))
         metrics = partial(render_metrics, REGISTRY, of_agent)
         server = HealthServer(
             port,

@@ -11,6 +11,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from mgpu.model.usage_problems import UsageProblem
+
 VERSION_ANNOTATION = "mgpu.io/version"
 """The annotation of the scheduler's Lease with the version of the leader."""
 VERSION_LABEL = "app.kubernetes.io/version"
@@ -37,6 +39,7 @@ class AgentReport(NamedTuple):
         toolkit: how NVIDIA's container toolkit is configured; None if unknown.
         mps_unbounded: whether containers can write to MPS folders that are on the node's own file system.
         isolation: what holds containers to their shares; None if unknown.
+        usage_problem: why it is not known what containers use of the cards; None if nothing is missing.
     """
 
     version: str
@@ -46,6 +49,7 @@ class AgentReport(NamedTuple):
     toolkit: "Toolkit | None" = None
     mps_unbounded: bool = False
     isolation: "IsolationReport | None" = None
+    usage_problem: UsageProblem | None = None
 
 
 class IsolationReport(NamedTuple):
@@ -92,6 +96,8 @@ def write_agent_report(report: AgentReport) -> str:
         row["isolation"] = {"backend": found.backend, **{key: text for key, text in texts.items() if text}}
         if found.hami_core:
             row["isolation"]["hamiCore"] = True
+    if report.usage_problem is not None:
+        row["usageProblem"] = report.usage_problem.value
     return json.dumps(row, separators=(",", ":"))
 
 
@@ -110,6 +116,7 @@ def read_agent_report(node: Mapping[str, Any]) -> AgentReport | None:
             toolkit=Toolkit(toolkit["variable"] is True, toolkit["mounts"] is True) if toolkit else None,
             mps_unbounded=row.get("mpsUnbounded") is True,
             isolation=_read_isolation(row.get("isolation")),
+            usage_problem=_read_usage_problem(row.get("usageProblem")),
         )
     except (ValueError, KeyError, TypeError):
         return None
@@ -120,3 +127,8 @@ def _read_isolation(row: Mapping[str, Any] | None) -> IsolationReport | None:
         return None
     backend, problem, caution = (str(row.get(key, ""))[:_MOST_TEXT] for key in ("backend", "problem", "caution"))
     return IsolationReport(backend, problem, caution, hami_core=row.get("hamiCore") is True)
+
+
+def _read_usage_problem(value: object) -> UsageProblem | None:
+    """Return the problem; None also for one that only later versions know."""
+    return next((problem for problem in UsageProblem if problem == value), None)

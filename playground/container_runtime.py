@@ -5,6 +5,7 @@ which processes run on which cards. `playground.kubelet` starts and ends contain
 `playground.cri` serves the `Runtime` to the node agent.
 """
 
+import contextlib
 import itertools
 import json
 import threading
@@ -14,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from playground import nvml_state
+from mgpu.model.quantities import QuantityError, parse_quantity
+from playground import gpu_processes, nvml_state
+
+USES_MEMORY = "PLAYGROUND_USES_MEMORY"
+"""The environment variable of a container that says how much memory of each of its cards its process uses: `6Gi`."""
+USES_SM = "PLAYGROUND_USES_SM"
+"""The environment variable that says how many percent of the SMs of each of its cards its process uses."""
+
+
+_FIRST_PID = 1000
 
 
 class Unresolvable(Exception):
@@ -121,18 +131,40 @@ class GpuClients:
         made = {compute.uuid for mode in modes for gpu in mode.instances for compute in gpu.compute}
         return next((uuid for uuid in wanted if uuid not in made), "")
 
-    def start(self, pid: int, env: Mapping[str, str]) -> None:
-        """Register a process on every device that `_visible_devices` finds in its environment."""
-        for uuid in _visible_devices(env):
+    def start(self, pid: int, env: Mapping[str, str], cgroup: str = "") -> None:
+        """Register a process on every device that `_visible_devices` finds in its environment.
+
+        It uses as much of each as the variables `USES_MEMORY` and `USES_SM` say. An allocation that a limit forbids
+        fails, and the process goes on without memory.
+
+        Args:
+            cgroup: The path of its cgroup below the root of all cgroups.
+        """
+        devices = _visible_devices(env)
+        if devices:
+            gpu_processes.write_proc(self._nvml, pid, cgroup)
+        for uuid in devices:
             nvml_state.register(self._nvml, uuid, pid)
+            memory, sm = _amount(env.get(USES_MEMORY, "")), _amount(env.get(USES_SM, ""))
+            if memory or sm:
+                with contextlib.suppress(gpu_processes.OutOfMemory):
+                    gpu_processes.use(self._nvml, uuid, pid, memory=memory, sm=sm)
 
     def end(self, pid: int, env: Mapping[str, str]) -> None:
         """Remove the process from the devices on which `start` registered it."""
         for uuid in _visible_devices(env):
             nvml_state.deregister(self._nvml, uuid, pid)
+        gpu_processes.remove_proc(self._nvml, pid)
 
     def reboot(self) -> None:
         nvml_state.reboot(self._nvml)
+
+
+def _amount(text: str) -> int:
+    try:
+        return int(parse_quantity(text)) if text else 0
+    except QuantityError:
+        return 0  # A program that cannot read its own variable uses nothing.
 
 
 def _visible_devices(env: Mapping[str, str]) -> list[str]:
@@ -204,8 +236,13 @@ class Container:
 
     @property
     def pid(self) -> int:
-        """The id of its process in the PID namespace of the node."""
-        return int(self.id, 16)
+        """The id of its process in the PID namespace of the node, in which the first ones belong to the system."""
+        return _FIRST_PID + int(self.id, 16)
+
+    @property
+    def cgroup(self) -> str:
+        """The path of its cgroup, as containerd names it with the driver `cgroupfs`."""
+        return f"/kubepods/pod{self.uid}/{self.id}"
 
 
 class Runtime:
@@ -264,7 +301,7 @@ class Runtime:
             of_pod[record.id] = record
             self._sandboxes.add(record.uid)
             if self._gpus:
-                self._gpus.start(record.pid, record.env)
+                self._gpus.start(record.pid, record.env, record.cgroup)
         return record
 
     def end(self, container: Container, exit_code: int = 0) -> None:

@@ -64,7 +64,7 @@ class Cri(services.RuntimeServiceServicer):
         found = self._find(request.container_id, context)
         spec = {
             "process": {"env": [f"{key}={value}" for key, value in found.env.items()]},
-            "linux": {"cgroupsPath": f"/kubepods/pod{found.uid}/{found.id}"},
+            "linux": {"cgroupsPath": found.cgroup},
         }
         info = orjson.dumps({"runtimeSpec": spec}).decode()
         return api.ContainerStatusResponse(info={"info": info} if request.verbose else {})

@@ -8,13 +8,31 @@ process's cgroup, or above what the card has left, is refused here, as the drive
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from playground.cgroup_limits import limited_ancestors
-from playground.nvml_state import Mode, State, client_file, clients, locked, read_state, supports_limits
+from playground.nvml_state import (
+    Mode,
+    State,
+    client_file,
+    clients,
+    locked,
+    proc_folder,
+    read_state,
+    supports_limits,
+)
+
+COMPUTE = "compute"
+MPS = "mps"
+GRAPHICS = "graphics"
+_ROOT = "0::/init.scope\n"
+_OWN = "0::/system.slice/mgpu-agent.service\n"
+_STAT = "{pid} (main) S{fields}\n"
+_FIELDS_AFTER_STATE = 49
 
 
 class OutOfMemory(Exception):
@@ -32,6 +50,7 @@ class GpuProcess:
         sm: The percentage of the SMs that it uses now.
         last_sm: The percentage that it used before the last change of `sm`.
         changed: The time of that change in microseconds of the wall clock. The driver keeps older samples.
+        kind: In which of NVML's lists the process is: `compute`, `mps` (a client of MPS) or `graphics`.
     """
 
     pid: int
@@ -40,6 +59,7 @@ class GpuProcess:
     sm: int = 0
     last_sm: int = 0
     changed: int = 0
+    kind: str = COMPUTE
 
 
 def now_us() -> int:
@@ -55,6 +75,7 @@ def use(
     memory: int | None = None,
     sm: int | None = None,
     cgroup: str | Path | None = None,
+    kind: str | None = None,
     total: int | None = None,
 ) -> GpuProcess:
     """Set what a process uses of a card or MIG device, and return the process, which is registered if it was not.
@@ -63,9 +84,10 @@ def use(
         file: The state file.
         uuid: The card or the MIG device.
         pid: The process id.
-        memory: All memory that the process has after the call, in bytes. None leaves it unchanged, like the next two.
+        memory: All memory that the process has after the call, in bytes. None leaves it unchanged, like the next three.
         sm: The percentage of the SMs.
         cgroup: The folder of the process's cgroup.
+        kind: `COMPUTE`, `MPS` or `GRAPHICS`.
         total: The memory of the card; None means that it has enough.
 
     Raises OutOfMemory if the process gets more memory than before, and a limit or the card does not allow that. The
@@ -74,6 +96,7 @@ def use(
     with locked(file):
         before = _read(file, uuid, pid) or GpuProcess(pid)
         after = before if cgroup is None else replace(before, cgroup=str(cgroup))
+        after = after if kind is None else replace(after, kind=kind)
         if memory is not None:
             more = memory - before.memory
             if more > 0:
@@ -87,6 +110,24 @@ def use(
         new.write_text(json.dumps(asdict(after)))
         os.replace(new, path)
     return after
+
+
+def write_proc(file: Path, pid: int, cgroup: str) -> None:
+    """Let the kernel know a process and its cgroup, as /proc/PID of a host does (`proc_folder`).
+
+    Args:
+        cgroup: The path of the cgroup below the root of all cgroups.
+    """
+    root = proc_folder(file)
+    stat = _STAT.format(pid=pid, fields=" 0" * _FIELDS_AFTER_STATE)
+    for name, text in (("1", _ROOT), ("self", _OWN), (str(pid), f"0::{cgroup}\n")):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        (root / name / "cgroup").write_text(text)
+    (root / str(pid) / "stat").write_text(stat)
+
+
+def remove_proc(file: Path, pid: int) -> None:
+    shutil.rmtree(proc_folder(file) / str(pid), ignore_errors=True)
 
 
 def on_device(file: Path, uuid: str) -> tuple[GpuProcess, ...]:

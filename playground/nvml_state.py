@@ -189,6 +189,11 @@ def client_file(file: Path, uuid: str, pid: int) -> Path:
     return _clients(file, uuid) / str(pid)
 
 
+def proc_folder(file: Path) -> Path:
+    """Return the folder that the agents of simulated cards read instead of /proc (`playground.gpu_processes`)."""
+    return file.with_name(f"{file.name}.proc")
+
+
 def clients(file: Path, uuid: str) -> tuple[int, ...]:
     """Return the ids of the processes that run on the MIG device or card, in ascending order."""
     try:
@@ -249,7 +254,8 @@ def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
         for uuid, mode in state.cards.items():
             on = mode.pending and uuid not in forgetful
             state.cards[uuid] = Mode(on, on)
-    shutil.rmtree(_clients_root(file), ignore_errors=True)
+    for folder in (_clients_root(file), proc_folder(file)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _clients_root(file: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 
 from playground.cgroup_limits import DMEM, MISC, has_dmem, holder, is_cgroup_v2, read_limits, write_limits
-from playground.gpu_processes import GpuProcess, now_us, on_card, used_below
+from playground.gpu_processes import COMPUTE, GRAPHICS, MPS, GpuProcess, now_us, on_card, used_below
 from playground.nvml_state import has_limit_functions, locked, read_state, supports_limits
 from playground.simulated_library import SimulatedLibrary, fail
 
@@ -35,10 +35,13 @@ class SimulatedMemory(SimulatedLibrary):
         return info
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        card, mode = self._card(handle), self._mode(handle)
-        if mode.current:
-            self._privileged()
-        return self._described(on_card(self._file, card.uuid, mode))
+        return self._of_kind(handle, COMPUTE)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        return self._of_kind(handle, MPS)
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]:
+        return self._of_kind(handle, GRAPHICS)
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any:
         rates = pynvml.c_nvmlUtilization_t()
@@ -123,6 +126,13 @@ class SimulatedMemory(SimulatedLibrary):
         if not is_cgroup_v2(folder):
             raise fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return folder
+
+    def _of_kind(self, handle: Any, kind: str) -> list[Any]:
+        """Return the processes on a card that NVML has in this list. In MIG mode only privileged callers get it."""
+        card, mode = self._card(handle), self._mode(handle)
+        if mode.current:
+            self._privileged()
+        return self._described(one for one in on_card(self._file, card.uuid, mode) if one.kind == kind)
 
     def _without_mig(self, handle: Any) -> None:
         if self._mode(handle).current:

@@ -1,8 +1,9 @@
 """Simulates the MIG functions of NVML for cards that do not exist, with the checks that nvml.h describes.
 
 If the cards of a node agent are simulated, `deviceplugin.cards.simulated_cards` finds `SimulatedMig` by the entry point
-group `mgpu.simulated_mig`. The functions have the names and the arguments of `pynvml`, so that the agent's real MIG
-driver runs on them unchanged. When the driver calls another function of `pynvml`, add that function here as well.
+group `mgpu.simulated_mig`, and `simulated_processes` by the group `mgpu.simulated_processes`. The functions have the
+names and the arguments of `pynvml`, so that the agent's own code runs on them unchanged. When the agent calls another
+function of `pynvml`, add that function here as well.
 """
 
 # ruff: noqa: N802 (the names are the pynvml module's)
@@ -28,6 +29,7 @@ from playground.nvml_state import (
     changing,
     clients,
     mig_uuid,
+    proc_folder,
     processes,
     read_state,
     state_file,
@@ -321,6 +323,26 @@ class SimulatedMig(NvmlMig):
         except BadObject as error:
             raise RetryLater(str(error)) from error
         return super().read()
+
+
+class NvmlOfFile(SimulatedNvml):
+    """A simulated NVML that finds the cards in the file when it is started."""
+
+    def __init__(self, cards: Path, node: str) -> None:
+        super().__init__(state_file(cards), ())
+        self._source = SimulatedCards(cards, node)
+
+    def nvmlInit(self) -> None:
+        try:
+            self.cards = self._source.read()
+        except BadObject as error:
+            raise fail(pynvml.NVML_ERROR_UNKNOWN) from error
+        super().nvmlInit()
+
+
+def simulated_processes(cards: Path, node: str) -> tuple[SimulatedNvml, Path]:
+    """Return an NVML for the processes on the cards that the file lists, and their /proc."""
+    return NvmlOfFile(cards, node), proc_folder(state_file(cards))
 
 
 def _kind(profile: Profile) -> int | None:

@@ -11,6 +11,7 @@ import deviceplugin.metrics
 import scheduler.metrics
 import webhook.admission_metrics
 from deviceplugin.metrics import NodeCards
+from deviceplugin.usage.usage_metrics import UsageMetrics
 from mgpu.settings import load_settings
 from scheduler.api.collector import ClusterCollector
 from scheduler.cluster.cache import ClusterCache
@@ -30,10 +31,11 @@ def metrics(process: str) -> Iterator[Metric]:
         not_deciding_reason=lambda: None,
         watches=dict,
     )
+    of_agent = (*NodeCards(nothing).describe(), *UsageMetrics(nothing, 0).describe())
     sources: Mapping[str, tuple[CollectorRegistry, Any]] = {
         "webhook": (webhook.admission_metrics.REGISTRY, ()),
         "scheduler": (scheduler.metrics.REGISTRY, ClusterCollector(replica).collect()),
-        "deviceplugin": (deviceplugin.metrics.REGISTRY, NodeCards(nothing).describe()),
+        "deviceplugin": (deviceplugin.metrics.REGISTRY, of_agent),
     }
     registry, described = sources[process]
     for metric in (*registry.collect(), *described):

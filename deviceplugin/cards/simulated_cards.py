@@ -7,9 +7,11 @@ by an entry point. If the playground is not installed, simulated cards behave li
 
 import logging
 import threading
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 MIG_GROUP = "mgpu.simulated_mig"
 """The entry point group of the MIG simulator in pyproject.toml. The entry point is a function that returns a
 `MigDriver` and has the same arguments as `simulated_mig`."""
+PROCESSES_GROUP = "mgpu.simulated_processes"
+"""The entry point group of the simulated processes. The entry point has the same interface as `simulated_processes`."""
 _CHECK_SECONDS = 0.5
 _NO_MIG = "MIG of simulated cards needs the Python package `playground` of mgpu, which is not installed here"
 
@@ -97,10 +101,27 @@ class NoMig:
 
 def simulated_mig(file: Path, node: str) -> MigDriver:
     """Return the installed MIG simulator for the cards in `file`, or `NoMig` if none is installed."""
-    for entry in entry_points(group=MIG_GROUP):
+    make = _simulator(MIG_GROUP)
+    if make is None:
+        log.info(_NO_MIG)
+        return NoMig(SimulatedCards(file, node))
+    driver: MigDriver = make(file, node)
+    return driver
+
+
+def simulated_processes(file: Path, node: str) -> tuple[Any, Path] | None:
+    """Return the installed simulation of the processes on the cards in `file`, or None if none is installed.
+
+    The first item has the functions of `pynvml`, and the second one is a folder like /proc.
+    """
+    make = _simulator(PROCESSES_GROUP)
+    return None if make is None else make(file, node)
+
+
+def _simulator(group: str) -> Callable[[Path, str], Any] | None:
+    for entry in entry_points(group=group):
         # In the production image, mgpu's package metadata lists the entry point although `playground` is not installed.
         if find_spec(entry.module.partition(".")[0]) is not None:
-            driver: MigDriver = entry.load()(file, node)
-            return driver
-    log.info(_NO_MIG)
-    return NoMig(SimulatedCards(file, node))
+            make: Callable[[Path, str], Any] = entry.load()
+            return make
+    return None

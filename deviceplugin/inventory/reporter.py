@@ -29,6 +29,7 @@ from mgpu.model.device_object import DEVICE_API, MODEL_LABEL, WHOLE_CARDS_LABEL,
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.isolation import HAMI_CORE_LABEL, ISOLATION_LABEL
 from mgpu.model.pods import read_node
+from mgpu.model.usage_problems import UsageProblem
 from mgpu.settings import Settings
 from mgpu.version import (
     AGENT_ANNOTATION,
@@ -182,6 +183,7 @@ class NodeFacts:
         toolkit: The requests that NVIDIA's container toolkit accepts; None if its configuration cannot be read.
         mps_unbounded: Whether containers can write to MPS directories whose size is not limited.
         isolation: What holds containers to their shares; None if it is not known.
+        usage_problem: Why it is not known what containers use of the cards; None if nothing is missing.
     """
 
     cards: tuple[Card, ...]
@@ -193,6 +195,7 @@ class NodeFacts:
     toolkit: Toolkit | None = None
     mps_unbounded: bool = False
     isolation: IsolationReport | None = None
+    usage_problem: UsageProblem | None = None
 
 
 class Reporter:
@@ -288,6 +291,7 @@ class Reporter:
             facts.toolkit,
             facts.mps_unbounded,
             facts.isolation,
+            facts.usage_problem,
         )
         hami_core = facts.isolation is not None and facts.isolation.hami_core
         patch = _merged(

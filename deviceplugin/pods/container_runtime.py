@@ -1,9 +1,9 @@
 """The client of the node's container runtime (CRI).
 
 `pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` reads the
-environments of containers, and `deviceplugin.agent` runs `follow`, which asks whether the runtime has CDI. All queries
-have deadlines. If the runtime is absent or does not answer, they raise RetryLater; callers must not take this for a
-negative answer.
+environments of containers, `usage.usage_reader` asks for the names of containers, and `deviceplugin.agent` runs
+`follow`, which asks whether the runtime has CDI. All queries have deadlines. If the runtime is absent or does not
+answer, they raise RetryLater; callers must not take this for a negative answer.
 """
 
 import asyncio

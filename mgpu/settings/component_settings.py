@@ -182,6 +182,10 @@ class DevicePluginSettings(Block):
             configured to trust only these mounts, and not the environment variable, which images can set.
         deviceNodes: Whether the agent adds the device nodes of a container's cards. If not, the toolkit adds them.
         devDir: The folder at which the host's /dev is mounted.
+        usageSeconds: The interval at which the agent measures what containers use of the cards. If it is 0, the agent
+            does not measure it.
+        usageSeries: The most pairs of a container and a card for which the agent serves metrics. If it is 0, it serves
+            the metrics of the cards only.
     """
 
     node: str = ""
@@ -207,6 +211,8 @@ class DevicePluginSettings(Block):
     device_list: Annotated[Literal["env", "mounts"], BeforeValidator(to_lower_case)] = Field("env", alias="deviceList")
     device_nodes: bool = Field(False, alias="deviceNodes")
     dev_dir: str = Field("/dev", alias="devDir")
+    usage_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(15, alias="usageSeconds")
+    usage_series: Annotated[int, Field(ge=0)] = Field(512, alias="usageSeries")
 
 
 class RecordSettings(Block):

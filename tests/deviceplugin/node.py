@@ -13,11 +13,12 @@ from kubernetes import client
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated_cards import SimulatedCards
 from deviceplugin.inventory.node_objects import NodeObjects
+from deviceplugin.usage.usage_reader import UsageSource
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
 from playground.container_runtime import Runtime
 from playground.kubelet import Kubelet, KubeletConfig
-from playground.simulated_nvml import SimulatedMig
+from playground.simulated_nvml import SimulatedMig, simulated_processes
 from tests.builders import CORE
 from tests.waiting import until
 
@@ -113,11 +114,17 @@ class Node:
     def made(self, **settings: Any) -> Iterator[Agent]:
         """Create an agent that does not run yet."""
         folders = {"kubeletDir": str(self.folder), "cdiDir": str(self.folder / "cdi"), "limitsDir": str(self.limits)}
-        own = {"node": "n1", **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
+        # Only tests of measured use need it.
+        own = {"node": "n1", "usageSeconds": 0, **folders, "criSocket": str(self.folder / "cri.sock"), **settings}
         api = api_of(self.url, timeout=10.0)
         parsed = load_settings(flags={k if "." in k else f"deviceplugin.{k}": value for k, value in own.items()})
         agent = Agent(
-            parsed, NodeObjects(api, "n1"), SimulatedCards(self.file, "n1"), api, SimulatedMig(self.file, "n1")
+            parsed,
+            NodeObjects(api, "n1"),
+            SimulatedCards(self.file, "n1"),
+            api,
+            SimulatedMig(self.file, "n1"),
+            usage_source=UsageSource(*simulated_processes(self.file, "n1")),
         )
         yield agent
         api.close()

@@ -420,6 +420,15 @@ def test_the_agent_looks_for_device_nodes_in_the_hosts_dev(tmp_path: Path) -> No
     assert paths[volume] == {"path": "/dev", "type": "Directory"}
 
 
+def test_measuring_use_adds_the_hosts_process_ids_and_nothing_else(tmp_path: Path) -> None:
+    component = MANIFESTS / "components" / "usage"
+    before, after = rendered(MANIFESTS / "base"), rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
+    agent = named(before, "DaemonSet", "mgpu-deviceplugin")
+    assert "hostPID" not in agent["spec"]["template"]["spec"]
+    agent["spec"]["template"]["spec"]["hostPID"] = True
+    assert before == after
+
+
 def test_nothing_names_a_registry() -> None:
     for folder in FOLDERS:
         for image in re.findall(r"^ *image: (\S+)$", text_of(folder), re.MULTILINE):

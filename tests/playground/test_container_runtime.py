@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from deviceplugin.usage.cgroup_names import CgroupName
+from deviceplugin.usage.process_owners import ProcessOwners, Unowned
 from playground import nvml_state
-from playground.container_runtime import CreateError, GpuClients, RunOptions, Runtime
+from playground.container_runtime import USES_MEMORY, USES_SM, CreateError, GpuClients, RunOptions, Runtime
+from playground.gpu_processes import on_device
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
@@ -106,6 +109,23 @@ def test_running_container_is_a_client_of_its_cards_until_it_ends(tmp_path: Path
     assert nvml_state.clients(nvml, "GPU-2") == (made.pid,)
     runtime.end(made)
     assert nvml_state.clients(nvml, "GPU-2") == ()
+
+
+def test_container_uses_what_its_variables_say_and_the_kernel_knows_its_process(tmp_path: Path) -> None:
+    nvml = tmp_path / "cards.mig.json"
+    runtime = Runtime(tmp_path, GpuClients(nvml))
+    env = ((VISIBLE, "GPU-1"), (USES_MEMORY, "3Gi"), (USES_SM, "40"))
+    uid = "2f9c8f1e-7d6a-4a57-9f3a-0c5c1d2e3f40"
+    made = runtime.start(*pod(uid), RunOptions(env=env))
+    (process,) = on_device(nvml, "GPU-1")
+    assert (process.pid, process.memory, process.sm) == (made.pid, 3 << 30, 40)
+    owners = ProcessOwners(nvml_state.proc_folder(nvml))
+    assert owners.problem() is None
+    assert owners.find([made.pid], owners.now()).by_pid == {made.pid: CgroupName(uid, made.id)}
+    runtime.end(made)
+    assert owners.find([made.pid], owners.now()).by_pid == {made.pid: Unowned.GONE}
+    unreadable = runtime.start(*pod(), RunOptions(env=((VISIBLE, "GPU-1"), (USES_MEMORY, "much"))))
+    assert [(one.pid, one.memory) for one in on_device(nvml, "GPU-1")] == [(unreadable.pid, 0)]
 
 
 def test_start_with_missing_mig_device_fails(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mgpu.model.isolation import NONE
 from mgpu.model.node_slices import unpartitioned_cards
 from mgpu.model.pods import read_node
 from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.model.usage_problems import EXPLANATIONS, UsageProblem
 from mgpu.presentation.overview import read_partitioning
 from mgpu.presentation.plain_text import join_names
 from mgpu.version import AgentReport, IsolationReport, read_agent_report
@@ -46,6 +47,7 @@ def check_nodes(installation: Installation) -> Iterator[Finding]:
     yield from _check_cdi(installation, reports)
     yield from _check_isolation(installation, reports)
     yield from _check_limits(reports)
+    yield from _check_usage(reports)
     yield from _check_mps(installation, reports)
     yield from _check_nvidia_plugin(installation, reports)
 
@@ -182,6 +184,24 @@ def _check_limits(reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Findin
         elif report.backend != NONE:
             caution = f"; {report.caution}" if report.caution else ""
             yield Finding(check, Level.OK, f"isolation {report.backend} holds shares on {nodes}{caution}")
+
+
+def _check_usage(reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:
+    """Report the nodes on which it is not known what containers use of the cards.
+
+    An agent without the rights to see that is not at fault: the manifests give them only to those who want to measure.
+    """
+    by_problem: dict[UsageProblem, list[str]] = {}
+    for node, agent in reports:
+        if agent.usage_problem is not None:
+            by_problem.setdefault(agent.usage_problem, []).append(_name(node))
+    for problem, names in sorted(by_problem.items()):
+        text = f"on {join_names(sorted(names))} {EXPLANATIONS[problem]}"
+        if problem is UsageProblem.NO_HOST_PIDS:
+            yield Finding("usage", Level.OK, f"{text} (manifests/components/usage lets them)")
+        else:
+            remedy = "docs/usage.md says what measuring needs; deviceplugin.usageSeconds: 0 turns it off"
+            yield Finding("usage", Level.WARNING, text, remedy)
 
 
 def _check_mps(installation: Installation, reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from mgpu.cli.main import main
 from mgpu.cli.scheduler_source import SERVICE
 from mgpu.kube import Api, ApiError
 from mgpu.kube.leader import Leader
+from mgpu.model.usage_problems import UsageProblem
 from mgpu.serving.callers import Callers
 from mgpu.serving.certificates import CA, Files
 from mgpu.version import VERSION_LABEL, IsolationReport, Toolkit
@@ -315,6 +316,11 @@ def isolation_does_not_work(world: World) -> None:
     world.installed.says("n1", isolation=IsolationReport("driver", "the driver is older than R615"))
 
 
+def use_is_not_measured(world: World) -> None:
+    world.installed.says("n1", usage_problem=UsageProblem.PROC_NOT_READABLE)
+    world.installed.says("n2", usage_problem=UsageProblem.NO_HOST_PIDS)  # is no fault
+
+
 def mps_folders_are_no_mounts(world: World) -> None:
     world.installed.says("n1", mps_unbounded=True)
 
@@ -422,6 +428,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     no_cdi: ("failed", "cdi", "CDI is off in the container runtime of n1"),
     unknown_cdi: ("warning", "cdi", "it is unknown whether CDI is on in the container runtime of n1"),
     isolation_does_not_work: ("failed", "limits", "isolation driver on n1: the driver is older than R615"),
+    use_is_not_measured: ("warning", "usage", "on n1 the agents may not read the cgroups"),
     mps_folders_are_no_mounts: ("failed", "mps", "on n1 containers write to folders of deviceplugin.mpsDir"),
     nvidia_plugin: ("failed", "nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
     other_versions: ("failed", "versions", "parts have different versions: 0.0.9: agent of n2; 0.1.0: "),
