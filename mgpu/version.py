@@ -103,7 +103,11 @@ def write_agent_report(report: AgentReport) -> str:
 
 def read_agent_report(node: Mapping[str, Any]) -> AgentReport | None:
     """Return the report in the annotation of a Node (decoded JSON), or None if there is no readable one."""
-    text = (node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION, "")
+    return parse_agent_report((node["metadata"].get("annotations") or {}).get(AGENT_ANNOTATION, ""))
+
+
+def parse_agent_report(text: str) -> AgentReport | None:
+    """Return the report in the text of the annotation, or None if it cannot be read."""
     try:
         row = json.loads(text)
         cdi = row["cdi"]

@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.model.isolation import NONE
 from mgpu.model.quantities import format_core
 from mgpu.presentation.card_bars import IDLE, WARNING, CardBars, Label, block, least_head_width, short_bytes
 from mgpu.presentation.card_legend import GAP, Legend, label_pods, uses_by_pod
@@ -83,7 +84,8 @@ class _Boxes:
     def draw(self, node: NodeView, use: MeasuredUse | None = None) -> str:
         box, width, paint = self._box, self._width, self._pen.paint
         dot = f" {self._pen.signs.dot} "
-        models = f"{dot}{dot.join(_models(node))} "
+        isolation = [f"limits by {node.isolation}"] if node.isolation not in ("", NONE) else []
+        models = f"{dot}{dot.join([*_models(node), *isolation])} "
         title = Line((" ", IDLE), (node.name, f"bold {IDLE}"), (models, IDLE)).cut(width, "crop")
         shares = f" core {_share(node, 'core')}{dot}memory {_share(node, 'memory')} "
         subtitle = Line((shares, IDLE)).cut(width, "crop")

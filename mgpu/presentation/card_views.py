@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu.model.cards import GPU, Card, CardState
+from mgpu.model.isolation import NONE, STRONGEST_FIRST
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, slice_devices, unpartitioned_cards
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
-from mgpu.model.pods import Stage
+from mgpu.model.pods import Node, Stage
 from mgpu.model.slice_names import MIG, Slice, is_slice
+from mgpu.version import AGENT_ANNOTATION, parse_agent_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class NodeView:
         annotations: the annotations of the Node that describe its slices.
         others: the devices of other types.
         note: a text about a partition plan that is under way or was refused; "" otherwise.
+        isolation: the isolation back end that the agent reports (`mgpu.model.isolation`); "" if it is not known.
     """
 
     name: str
@@ -98,6 +101,7 @@ class NodeView:
     annotations: Mapping[str, str] = field(default_factory=dict)
     others: tuple[CardView, ...] = ()
     note: str = ""
+    isolation: str = ""
 
     @property
     def devices(self) -> tuple[CardView, ...]:
@@ -116,6 +120,13 @@ class NodePartitions:
     slices: NodeSlices
     gpus: tuple[Card, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def with_isolation(view: NodeView, node: Node | None) -> NodeView:
+    """Return the view with the isolation back end that the agent reports in an annotation of the Node."""
+    report = parse_agent_report(node.annotations.get(AGENT_ANNOTATION, "")) if node else None
+    found = report.isolation.backend if report and report.isolation else ""
+    return replace(view, isolation=found) if found in (NONE, *STRONGEST_FIRST) else view
 
 
 def list_allocatable(node_slices: NodeSlices, cards: Sequence[Card]) -> tuple[Card, ...]:
@@ -256,7 +267,11 @@ def _name(holding: Holding) -> str:
 def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:
     """Return the `nodes` object of the JSON output (docs/design/simulate.md)."""
     return {
-        node.name: {"cards": [_card_json(card) for card in node.devices], "annotations": dict(node.annotations)}
+        node.name: {
+            "cards": [_card_json(card) for card in node.devices],
+            "annotations": dict(node.annotations),
+            **({"isolation": node.isolation} if node.isolation else {}),
+        }
         for node in nodes
     }
 

@@ -22,7 +22,7 @@ from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.slice_names import MIG, MPS
-from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes
+from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes, with_isolation
 from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card, occupying, read_mtgpupods
 from mgpu.settings import Settings
 
@@ -170,7 +170,9 @@ def make_overview(
     mtgpu = read_mtgpupods(mtgpupods, pods)
     reader.read_mtgpupods(mtgpu)
     return Overview(
-        view_nodes(reader.ledger, reader.partitions),
+        tuple(
+            with_isolation(view, reader.nodes.get(view.name)) for view in view_nodes(reader.ledger, reader.partitions)
+        ),
         tuple(sorted(reader.pending)),
         dict(sorted(reader.unclear.items())),
         dict(sorted(reader.constraints.items())),
@@ -190,6 +192,7 @@ class _Reader:
             are () for a pod that was given nothing.
         complete: the nodes whose agents list all pods that hold cards without a record (`UNLISTED_PODS`).
         nvidia_nodes: the names of the NVIDIA device plugin nodes.
+        nodes: the Nodes that can be read, by name.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -204,6 +207,7 @@ class _Reader:
         self.complete: set[str] = set()
         self.partitions: dict[str, NodePartitions] = {}
         self.nvidia_nodes: set[str] = set()
+        self.nodes: dict[str, Node] = {}
 
     def read_devices(self, devices: Iterable[Raw]) -> None:
         for raw in devices:
@@ -247,6 +251,7 @@ class _Reader:
                 self.partitions[node.name] = partitions
                 held = node_slices.shares_by_pod(partitions.slices)
                 self.checkpoints |= {uid: (node.name, shares) for uid, shares in held.items()}
+            self.nodes[node.name] = node
             self.ledger.set_cards(node.name, list_allocatable(partitions.slices, cards))
             if node.labels.get(device_object.WHOLE_CARDS_LABEL) == NVIDIA_PLUGIN:
                 self.nvidia_nodes.add(node.name)

@@ -22,6 +22,7 @@ from mgpu.presentation.card_views import (
     list_allocatable,
     nodes_json,
     view_nodes,
+    with_isolation,
 )
 from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.presentation.mtgpupod_tables import MtgpuView
@@ -51,7 +52,7 @@ def view_of(contents: NodeContents) -> NodeView:
         ledger.hold(holding)
     annotations = slice_annotations(contents.node, contents.slices)
     (view,) = view_nodes(ledger, {name: NodePartitions(contents.slices, contents.cards, annotations)})
-    return view
+    return with_isolation(view, contents.node)
 
 
 def node_json(contents: NodeContents) -> Json:

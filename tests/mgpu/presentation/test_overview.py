@@ -4,16 +4,19 @@ import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mgpu.model import node_slices
 from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
 from mgpu.model.slice_names import Slice
+from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
 from mgpu.presentation.overview import make_overview
 from mgpu.settings import load_settings
-from tests.builders import cards, container, node, pod, share
+from mgpu.version import AGENT_ANNOTATION, AgentReport, IsolationReport, write_agent_report
+from tests.builders import card, cards, container, node, pod, share
 
 Raw = dict[str, Any]
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
@@ -248,3 +251,27 @@ def test_unreadable_slice_annotations_are_unclear() -> None:
     found = make_overview([raw, odd], [DEVICE], [], load_settings())
     assert list(found.unclear) == ["Node n1", "Node n2"]
     assert [card.mode for card in found.nodes[0].cards] == ["mig", "mig"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "found", "title"),
+    [
+        ("mps", "mps", " · limits by mps ─"),
+        ("none", "none", "80 GiB ─"),
+        ("\x1b[2J", "", "80 GiB ─"),
+        (None, "", "80 GiB ─"),
+    ],
+)
+def test_a_node_says_what_holds_containers_to_their_shares(backend: str | None, found: str, title: str) -> None:
+    isolation = None if backend is None else IsolationReport(backend)
+    report = AgentReport("1", None, 1, "mgpu", isolation=isolation)
+    raw = node()
+    raw["metadata"]["annotations"][AGENT_ANNOTATION] = write_agent_report(report)
+    device = write_device(read_node(raw), "", (card(),))
+    (view,) = make_overview([raw], [device], [], load_settings()).nodes
+    assert view.isolation == found
+    assert nodes_json([view])["n1"].get("isolation", "") == found
+    console = Console(width=80, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(card_map([view]))
+    assert title in captured.get().splitlines()[0]

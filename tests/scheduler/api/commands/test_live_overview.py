@@ -13,6 +13,7 @@ from mgpu.model.pods import Node
 from mgpu.presentation.answers import ClusterAnswer, decode_cluster
 from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import load_settings
+from mgpu.version import AGENT_ANNOTATION, AgentReport, IsolationReport, write_agent_report
 from scheduler.api.commands.live_overview import EVERY_SECONDS, LiveOverview
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.filter import Filter
@@ -113,9 +114,12 @@ def pods_in_every_state() -> list[Raw]:
 
 def test_pods_in_every_state_are_shown_as_from_lists() -> None:
     nodes = [b.node(name) for name in ("n1", "n2", "n3", "bare")]
+    report = AgentReport("1", None, 2, "mgpu", isolation=IsolationReport("driver"))
+    nodes[0]["metadata"]["annotations"][AGENT_ANNOTATION] = write_agent_report(report)
     devices = [device("n1"), device("n2"), device("n3", 8), device("no-node")]
     found = Objects(nodes, devices, pods_in_every_state())
     assert found.live() == found.listed()
+    assert [node.isolation for node in found.live().nodes] == ["", "driver", "", ""]
     assert set(found.live().unclear) >= {"Pod default/unreadable", "Pod default/absent", "Pod default/undecided"}
 
 
