@@ -21,6 +21,7 @@ from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heart
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.reporter import NodeFacts, Reporter
+from deviceplugin.isolation.hami_core.backend import make_hami_core
 from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.limits_files import LimitsFiles
 from deviceplugin.isolation.mps.clients import Mps, make_mps
@@ -112,13 +113,15 @@ class Agent:
 
     def _make_isolation(self) -> Isolation:
         state = self._state
+        unenforced = partial(state.events.warn_pod, reason="MgpuNotEnforced")
+        hami_core = make_hami_core(self._own, state.cards, unenforced)
         return Isolation(
-            {self._mps.name: self._mps},
+            {self._mps.name: self._mps, hami_core.name: hami_core},
             self._mps,
             Policy(self._own.isolation, self._own.isolation_required, state.objects.isolation_label),
             state.cdi_files,
             state.cards,
-            partial(state.events.warn_pod, reason="MgpuNotEnforced"),
+            unenforced,
         )
 
     def _make_usage(self, source: UsageSource) -> UsageReader:

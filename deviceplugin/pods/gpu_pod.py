@@ -31,6 +31,7 @@ MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a mirror pod that contains the UID by which the kubelet knows the static pod."""
 GRACE_SECONDS = 30
 """Kubernetes' default of `terminationGracePeriodSeconds`."""
+_CONTROL = "CUDA_DISABLE_CONTROL"
 _STATIC = re.compile(r"[^-]{1,64}")
 """The UID by which the kubelet knows a static pod: the hash of its manifest, which has 32 digits. The limit exists
 because users can write the annotation."""
@@ -70,6 +71,8 @@ class GpuPod:
             (`dialects.carrier`).
         verdict: The verdict on the record's seal; None if there was nothing to verify. If the verdict is negative,
             `pod` does not contain the record.
+        control_disabled: The containers whose spec sets CUDA_DISABLE_CONTROL to true, which asks HAMi-core not to limit
+            them.
         grace: The time in seconds that the containers may run after the deletion of the pod.
         fingerprint: The fingerprint (`watched_pods`) of the API object. `NodePods` sets it, unless `pod` has
             annotations that the API server does not have yet.
@@ -85,6 +88,7 @@ class GpuPod:
     held: Mapping[str, int] = field(default_factory=dict, hash=False)
     carriers: Mapping[str, str] = field(default_factory=dict, hash=False)
     verdict: Verdict | None = None
+    control_disabled: frozenset[str] = frozenset()
     grace: int = GRACE_SECONDS
     fingerprint: bytes | None = field(default=None, compare=False)
 
@@ -181,6 +185,7 @@ def read_gpu_pod(
         held=held,
         carriers=carriers,
         verdict=verdict,
+        control_disabled=_control_disabled(raw),
         grace=_grace(raw),
     )
     try:
@@ -258,6 +263,16 @@ def _amount(container: Container, resource: str) -> int:
         return whole_number(asked[0]) if asked else 0
     except QuantityError:
         return 0  # A fraction, as of a CPU. The API server accepts no fraction of an extended resource.
+
+
+def _control_disabled(raw: Mapping[str, Any]) -> frozenset[str]:
+    """Return the containers that set CUDA_DISABLE_CONTROL. The API server lets nobody change variables of a pod."""
+    rows = [row for kind in ("initContainers", "containers") for row in raw["spec"].get(kind) or ()]
+    return frozenset(
+        row["name"]
+        for row in rows
+        if any(one.get("name") == _CONTROL and one.get("value") == "true" for one in row.get("env") or ())
+    )
 
 
 def _grace(raw: Mapping[str, Any]) -> int:

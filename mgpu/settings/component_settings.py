@@ -172,6 +172,12 @@ class DevicePluginSettings(Block):
             on the host. With `auto`, the agent takes it from the CDI specs that the toolkit has generated; with `none`,
             the agent sets the limits itself.
         cgroupDir: The root of the host's cgroups (version 2), as the agent sees it.
+        hamiCoreDir: The folder on the host in which the administrator provides HAMi-core's `libvgpu.so`. The agent sees
+            it at the same path. If it is empty, the node does not offer HAMi-core.
+        hamiCoreStateDir: The folder that has a folder for each container that HAMi-core limits.
+        hamiCoreRequireMounts: Whether these folders are separate mounts of limited size, which the agent makes.
+        hamiCoreDisable: What happens if a container sets CUDA_DISABLE_CONTROL to true: `refuse` limits it
+            nevertheless, and `heed` does not limit it.
         mpsDir: The folder that has a folder for each MPS daemon.
         mpsControl: The program of the MPS control daemon.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
@@ -203,6 +209,12 @@ class DevicePluginSettings(Block):
     isolation_required: bool = Field(False, alias="isolationRequired")
     memory_limit_hook: str = Field("auto", alias="memoryLimitHook")
     cgroup_dir: str = Field("/sys/fs/cgroup", alias="cgroupDir")
+    hami_core_dir: str = Field("", alias="hamiCoreDir")
+    hami_core_state_dir: str = Field("/run/mgpu/hami-core", alias="hamiCoreStateDir")
+    hami_core_require_mounts: bool = Field(True, alias="hamiCoreRequireMounts")
+    hami_core_disable: Annotated[Literal["refuse", "heed"], BeforeValidator(to_lower_case)] = Field(
+        "refuse", alias="hamiCoreDisable"
+    )
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")
