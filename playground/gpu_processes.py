@@ -118,12 +118,20 @@ def write_proc(file: Path, pid: int, cgroup: str) -> None:
     Args:
         cgroup: The path of the cgroup below the root of all cgroups.
     """
+    folder = proc_of_host(file) / str(pid)
+    folder.mkdir(exist_ok=True)
+    (folder / "cgroup").write_text(f"0::{cgroup}\n")
+    (folder / "stat").write_text(_STAT.format(pid=pid, fields=" 0" * _FIELDS_AFTER_STATE))
+
+
+def proc_of_host(file: Path) -> Path:
+    """Return the folder like /proc. If it does not exist yet, create it with the first process and the agent."""
     root = proc_folder(file)
-    stat = _STAT.format(pid=pid, fields=" 0" * _FIELDS_AFTER_STATE)
-    for name, text in (("1", _ROOT), ("self", _OWN), (str(pid), f"0::{cgroup}\n")):
-        (root / name).mkdir(parents=True, exist_ok=True)
-        (root / name / "cgroup").write_text(text)
-    (root / str(pid) / "stat").write_text(stat)
+    for name, text in (("1", _ROOT), ("self", _OWN)):
+        if not (root / name / "cgroup").exists():
+            (root / name).mkdir(parents=True, exist_ok=True)
+            (root / name / "cgroup").write_text(text)
+    return root
 
 
 def remove_proc(file: Path, pid: int) -> None:

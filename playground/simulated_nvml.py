@@ -20,7 +20,7 @@ from deviceplugin.mig.mig_driver import MigCard, NvmlMig
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.mig import Instance, Layout, Profile, invalid_reason, layout_of
-from playground.gpu_processes import on_device
+from playground.gpu_processes import on_device, proc_of_host
 from playground.nvml_state import (
     Compute,
     Gpu,
@@ -29,7 +29,6 @@ from playground.nvml_state import (
     changing,
     clients,
     mig_uuid,
-    proc_folder,
     processes,
     read_state,
     state_file,
@@ -342,7 +341,7 @@ class NvmlOfFile(SimulatedNvml):
 
 def simulated_processes(cards: Path, node: str) -> tuple[SimulatedNvml, Path]:
     """Return an NVML for the processes on the cards that the file lists, and their /proc."""
-    return NvmlOfFile(cards, node), proc_folder(state_file(cards))
+    return NvmlOfFile(cards, node), proc_of_host(state_file(cards))
 
 
 def _kind(profile: Profile) -> int | None:

@@ -12,6 +12,7 @@ from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod, kubelets_uid
 from deviceplugin.usage.cgroup_names import CgroupName
 from deviceplugin.usage.nvml_usage import CardReading, ProcessUse
 from deviceplugin.usage.process_owners import Owners, Unowned
+from mgpu.dialects import mtgpu
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding
 from mgpu.model.slice_names import is_slice, place_of
@@ -162,12 +163,17 @@ def _problem(readings: Sequence[CardReading], owners: Owners) -> UsageProblem | 
 
 
 def _held_rows(shares: NodeShares) -> Iterator[ContainerUse]:
-    """Yield a row without use for each running container and card of which it holds a share."""
+    """Yield a row without use for each running container and card of which it holds a share.
+
+    An occupy pod only keeps other pods off its card (docs/mtgpu.md). That it uses nothing says nothing.
+    """
     pods = {gpu_pod.pod.uid: gpu_pod for gpu_pod in shares.pods}
     by_index = {card.index: card for card in shares.gpus}
     for held in shares.held:
         gpu_pod = pods.get(held.uid)
-        running = (gpu_pod.started_containers - gpu_pod.completed_init_containers) if gpu_pod else frozenset()
+        if gpu_pod is None or mtgpu.occupy_target(gpu_pod.pod):
+            continue
+        running = gpu_pod.started_containers - gpu_pod.completed_init_containers
         found: dict[tuple[str, str], ContainerUse] = {}
         for share in held.shares:
             for device in shares.devices if share.card is not None and share.container in running else ():

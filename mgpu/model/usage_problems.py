@@ -22,12 +22,10 @@ class UsageProblem(StrEnum):
 
 
 EXPLANATIONS = {
-    UsageProblem.NO_HOST_PIDS: (
-        "the agents see no processes of other containers, so the use per container is not measured"
-    ),
-    UsageProblem.PROC_NOT_READABLE: "the agents may not read the cgroups of other containers' processes",
-    UsageProblem.NO_PERMISSION: "NVML does not list the processes on a card for the agents",
-    UsageProblem.NVML: "NVML fails for the agents that measure use",
+    UsageProblem.NO_HOST_PIDS: "processes of other containers cannot be seen, so the use per container is not measured",
+    UsageProblem.PROC_NOT_READABLE: "the cgroups of other containers' processes may not be read",
+    UsageProblem.NO_PERMISSION: "NVML does not list the processes on a card without a privilege",
+    UsageProblem.NVML: "NVML fails when the use of a card is read",
     UsageProblem.HANGS: "a call into the driver hangs, so use is not measured",
 }
-"""What each problem means, as a clause for several nodes."""
+"""What each problem means, as a clause."""

@@ -198,7 +198,7 @@ def _check_usage(reports: Sequence[tuple[Raw, AgentReport]]) -> Iterator[Finding
     for problem, names in sorted(by_problem.items()):
         text = f"on {join_names(sorted(names))} {EXPLANATIONS[problem]}"
         if problem is UsageProblem.NO_HOST_PIDS:
-            yield Finding("usage", Level.OK, f"{text} (manifests/components/usage lets them)")
+            yield Finding("usage", Level.OK, f"{text} (manifests/components/usage changes that)")
         else:
             remedy = "docs/usage.md says what measuring needs; deviceplugin.usageSeconds: 0 turns it off"
             yield Finding("usage", Level.WARNING, text, remedy)

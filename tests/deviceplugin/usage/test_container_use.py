@@ -12,6 +12,7 @@ from deviceplugin.usage.cgroup_names import CgroupName
 from deviceplugin.usage.container_use import ContainerUse, NodeShares, Usage, combine
 from deviceplugin.usage.nvml_usage import CardReading, ProcessUse
 from deviceplugin.usage.process_owners import Owner, Owners, Unowned
+from mgpu.dialects import mtgpu
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.slice_names import PLACES
@@ -165,6 +166,14 @@ def test_containers_that_have_not_started_or_are_done_have_no_rows() -> None:
     ):
         held = replace(shares(started), pods=[pod])
         assert combined(held, [reading()], owned()).containers == ()
+
+
+def test_occupy_pod_is_not_measured() -> None:
+    held = shares(runs("p"))
+    name, labels = mtgpu.occupy_name("n1", "abc"), {mtgpu.OCCUPY_LABEL: "abc"}
+    pod = replace(held.pods[0].pod, namespace=mtgpu.OCCUPY_NAMESPACE, name=name, labels=labels)
+    occupying = replace(held.pods[0], pod=pod)
+    assert combined(replace(held, pods=[occupying]), [reading()], owned()).containers == ()
 
 
 def test_share_without_memory_has_no_limit() -> None:

@@ -428,7 +428,7 @@ FAULTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     no_cdi: ("failed", "cdi", "CDI is off in the container runtime of n1"),
     unknown_cdi: ("warning", "cdi", "it is unknown whether CDI is on in the container runtime of n1"),
     isolation_does_not_work: ("failed", "limits", "isolation driver on n1: the driver is older than R615"),
-    use_is_not_measured: ("warning", "usage", "on n1 the agents may not read the cgroups"),
+    use_is_not_measured: ("warning", "usage", "on n1 the cgroups of other containers' processes"),
     mps_folders_are_no_mounts: ("failed", "mps", "on n1 containers write to folders of deviceplugin.mpsDir"),
     nvidia_plugin: ("failed", "nvidia plugin", "it runs on n2, where mgpu serves nvidia.com/gpu too"),
     other_versions: ("failed", "versions", "parts have different versions: 0.0.9: agent of n2; 0.1.0: "),
