@@ -21,6 +21,9 @@ from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heart
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.reporter import NodeFacts, Reporter
+from deviceplugin.isolation.backend import Backend
+from deviceplugin.isolation.driver.backend import DriverEvents, NodeParts, make_driver
+from deviceplugin.isolation.driver.memory_limits import MemoryLimits
 from deviceplugin.isolation.hami_core.backend import make_hami_core
 from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.limits_files import LimitsFiles
@@ -43,7 +46,7 @@ from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_checkpoints import write_entries
 from mgpu.model.errors import RetryLater
-from mgpu.model.isolation import NONE
+from mgpu.model.isolation import DRIVER, NONE
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from mgpu.version import IsolationReport
@@ -65,6 +68,7 @@ class Agent:
         settings: The settings; `settings.deviceplugin` must name the node.
         objects: The Node and its Device. The agent starts their watches.
         usage_source: Where to read what processes use of the cards; None not to read it.
+        limits: The driver's memory limits; None if nothing simulates them for simulated cards.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Agent:
         driver: MigDriver,
         records: RecordVerifier = UNSEALED,
         usage_source: UsageSource | None = None,
+        limits: MemoryLimits | None = None,
     ) -> None:
         state = NodeState(settings, objects, source, api, records)
         self._state = state
@@ -87,7 +92,7 @@ class Agent:
         self._ownership = NodeOwnership(state.plugin_folder, state.node)
         self._records = RecordWriter(api, state.pods)
         self._mps = self._make_mps()
-        self._isolation = self._make_isolation()
+        self._isolation = self._make_isolation(limits)
         self._usage = self._make_usage(usage_source) if usage_source and self._own.usage_seconds else None
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
@@ -111,18 +116,27 @@ class Agent:
         state = self._state
         return make_mps(self._own, state.cards, state.pods, state.remnants.uids, state.pods_changed, self._warn_of_mps)
 
-    def _make_isolation(self) -> Isolation:
+    def _make_isolation(self, limits: MemoryLimits | None) -> Isolation:
         state = self._state
         unenforced = partial(state.events.warn_pod, reason="MgpuNotEnforced")
-        hami_core = make_hami_core(self._own, state.cards, unenforced)
+        unlimited = partial(state.events.warn_limited_pod, reason="MgpuNotEnforced")
+        runtime, pods, cards = state.runtime, state.pods, state.cards
+        found: list[Backend] = [self._mps, make_hami_core(self._own, cards, unenforced)]
+        if limits is not None:
+            events = DriverEvents(unenforced, unlimited)
+            parts = NodeParts(runtime, pods, cards, state.pods_changed, self._is_driver_chosen)
+            found.append(make_driver(self._own, limits, parts, events))
         return Isolation(
-            {self._mps.name: self._mps, hami_core.name: hami_core},
+            {backend.name: backend for backend in found},
             self._mps,
             Policy(self._own.isolation, self._own.isolation_required, state.objects.isolation_label),
             state.cdi_files,
             state.cards,
             unenforced,
         )
+
+    def _is_driver_chosen(self) -> bool:
+        return self._isolation.chosen().name == DRIVER
 
     def _make_usage(self, source: UsageSource) -> UsageReader:
         state = self._state

@@ -28,6 +28,7 @@ from deviceplugin.health import HealthServer
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.offers import id_resources
 from deviceplugin.inventory.reporter import known_indexes
+from deviceplugin.isolation.driver.memory_limits import MemoryLimits
 from deviceplugin.kubelet.pod_resources import pod_resources_socket
 from deviceplugin.metrics import REGISTRY, NodeCards
 from deviceplugin.mig.mig_driver import MigDriver, NvmlMig
@@ -121,9 +122,11 @@ def _agent(settings: Settings, api: Api, records: RecordVerifier) -> Agent:
     simulated = _simulated(own)
     if simulated is not None:
         source, driver = simulated
-        return Agent(settings, objects, source, api, driver, records, _simulated_usage(own))
+        found = simulated_processes(Path(own.cards), own.node)
+        limits = None if found is None else MemoryLimits(found[0])
+        return Agent(settings, objects, source, api, driver, records, _simulated_usage(own), limits)
     cards = NvmlCards(indexes=partial(known_indexes, api, own.node), partition_mode=objects.partition_mode)
-    return Agent(settings, objects, cards, api, NvmlMig(), records, UsageSource(pynvml))
+    return Agent(settings, objects, cards, api, NvmlMig(), records, UsageSource(pynvml), MemoryLimits())
 
 
 async def _run(process: AgentProcess) -> None:

@@ -5,7 +5,7 @@ The other parts of the agent write their Events through `NodeState.events`.
 
 import logging
 
-from deviceplugin.pods.gpu_pod import GpuPod
+from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ class NodeEvents:
     def warn_pod(self, gpu_pod: GpuPod, problem: str, reason: str) -> None:
         """Write an Event of the pod. The problem is not logged here, because the plugin server logs refused starts."""
         pod = gpu_pod.pod
+        self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
+
+    def warn_limited_pod(self, pod: LimitedPod, problem: str, reason: str) -> None:
+        """Write an Event of the Pod of an MtgpuPod."""
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 
     def stop(self) -> None:

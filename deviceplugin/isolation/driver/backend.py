@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from deviceplugin.cards import NodeGpus
 from deviceplugin.delivery.cdi import Edits
@@ -21,7 +21,7 @@ from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.backend import Ability, Key, Measured, Unable
 from deviceplugin.isolation.driver.containers import Containers, RunningContainer
 from deviceplugin.isolation.driver.enforcement import enforce, resize
-from deviceplugin.isolation.driver.memory_limits import MemoryLimits, Nvml
+from deviceplugin.isolation.driver.memory_limits import MemoryLimits
 from deviceplugin.isolation.driver.toolkit_hook import ToolkitHook, find_hook, hook_edits
 from deviceplugin.isolation.limits import CardLimit, LimitedContainer, Unenforceable, limits_of
 from deviceplugin.pods.container_runtime import ContainerRuntime
@@ -79,12 +79,17 @@ class Surroundings:
     is_chosen: Callable[[], bool] = lambda: False
 
 
+class DriverEvents(NamedTuple):
+    """Where the back end reports that a limit is not in force, and why: of a pod, and of the Pod of an MtgpuPod."""
+
+    unenforced: Callable[[GpuPod, str], None]
+    unlimited: Callable[[LimitedPod, str], None]
+
+
 class DriverBackend:
     """The back end. Use it on one event loop, except for `ability` and `measure`, which are thread-safe.
 
     Args:
-        unenforced: A function that reports that a limit of a pod is not in force, and the reason.
-        unlimited: A function that does the same for the Pod of an MtgpuPod.
         changed: A signal that wakes coroutines when pods change.
     """
 
@@ -98,8 +103,7 @@ class DriverBackend:
         node: NodeGpus,
         surroundings: Surroundings,
         changed: Wakeup,
-        unenforced: Callable[[GpuPod, str], None],
-        unlimited: Callable[[LimitedPod, str], None],
+        events: DriverEvents,
     ) -> None:
         self._limits = limits
         self._runtime = runtime
@@ -107,8 +111,7 @@ class DriverBackend:
         self._node = node
         self._surroundings = surroundings
         self._changed = changed
-        self._unenforced = unenforced
-        self._unlimited = unlimited
+        self._events = events
         self._keys: set[Key] = set()
         self._reported: set[tuple[str, str]] = set()
         self._measured: tuple[Measured, ...] = ()
@@ -248,38 +251,41 @@ class DriverBackend:
         log.warning("%s", text, extra={"pod": container.uid})
         gpu_pod = self._pods.by_uid(container.uid)
         if gpu_pod is not None:
-            self._unenforced(gpu_pod, text)
+            self._events.unenforced(gpu_pod, text)
         for pod in self._pods.limited_pods():
             if pod.uid == container.uid and gpu_pod is None:
-                self._unlimited(pod, text)
+                self._events.unlimited(pod, text)
+
+
+class NodeParts(NamedTuple):
+    """The parts of the agent that the back end uses; for `is_driver_chosen` see `Surroundings.is_chosen`."""
+
+    runtime: ContainerRuntime
+    pods: NodePods
+    cards: NodeGpus
+    changed: Wakeup
+    is_driver_chosen: Callable[[], bool]
 
 
 def make_driver(
-    settings: DevicePluginSettings,
-    nvml: Nvml,
-    runtime: ContainerRuntime,
-    pods: NodePods,
-    node: NodeGpus,
-    changed: Wakeup,
-    is_chosen: Callable[[], bool],
-    unenforced: Callable[[GpuPod, str], None],
-    unlimited: Callable[[LimitedPod, str], None],
+    settings: DevicePluginSettings, limits: MemoryLimits, parts: NodeParts, events: DriverEvents
 ) -> DriverBackend:
     cgroups = Path(settings.cgroup_dir)
     folders = (Path(settings.cdi_dir), *_CDI_FOLDERS)
+    is_wanted = settings.isolation in (DRIVER, AUTO)
     hook = partial(find_hook, settings.memory_limit_hook, folders)
 
     def api_uids() -> Mapping[str, str]:
+        pods = parts.pods
         by_kubelet = {kubelets_uid(p.pod.annotations, p.pod.uid): p.pod.uid for p in pods.all()}
         return by_kubelet | {pod.uid: pod.uid for pod in pods.limited_pods()}
 
     return DriverBackend(
-        MemoryLimits(nvml),
-        Containers(runtime, cgroups, api_uids),
-        pods,
-        node,
-        Surroundings(cgroups, hook, settings.isolation in (DRIVER, AUTO), is_chosen),
-        changed,
-        unenforced,
-        unlimited,
+        limits,
+        Containers(parts.runtime, cgroups, api_uids),
+        parts.pods,
+        parts.cards,
+        Surroundings(cgroups, hook, is_wanted, parts.is_driver_chosen),
+        parts.changed,
+        events,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.backend import Ability, Measured, Unable
-from deviceplugin.isolation.driver.backend import DriverBackend, Surroundings
+from deviceplugin.isolation.driver.backend import DriverBackend, DriverEvents, Surroundings
 from deviceplugin.isolation.driver.containers import RunningContainer
 from deviceplugin.isolation.driver.memory_limits import Limit, MemoryLimits
 from deviceplugin.isolation.driver.toolkit_hook import ToolkitHook
@@ -80,8 +80,10 @@ class Rig:
             FixedGpus(CARDS),
             Surroundings(self.root, lambda: self.hook, is_chosen=lambda: self.is_chosen),
             Wakeup(),
-            lambda gpu_pod, text: self.said.append(f"{gpu_pod.pod.name}: {text}"),
-            lambda pod, text: self.said.append(f"{pod.name}: {text}"),
+            DriverEvents(
+                lambda gpu_pod, text: self.said.append(f"{gpu_pod.pod.name}: {text}"),
+                lambda pod, text: self.said.append(f"{pod.name}: {text}"),
+            ),
         )
         return self.backend
 
