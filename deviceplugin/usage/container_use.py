@@ -146,8 +146,9 @@ def combine(
         if reading is not None and reading.processes is not None and owners.problem is None:
             of_card = _sort_out(reading.processes, shares, owners, names, card, rows)
             sums[card.uuid] = of_card
-    filled = [_filled(row, sums.get(row.card.uuid)) for row in rows.values()]
     of_backends = {(one.key, one.card): one for one in measured}
+    rows = {(row.key, row.card.uuid): row for row in _limited_rows(shares, of_backends)} | rows
+    filled = [_filled(row, sums.get(row.card.uuid)) for row in rows.values()]
     final = [_with_measured(row, of_backends.get((row.key, row.card.uuid))) for row in filled]
     return Usage(
         tuple(_card_usage(card, by_card.get(card.uuid), sums.get(card.uuid)) for card in shares.gpus),
@@ -188,6 +189,16 @@ def _held_rows(shares: NodeShares) -> Iterator[ContainerUse]:
         yield from found.values()
 
 
+def _limited_rows(shares: NodeShares, places: Iterable[tuple[Key, str]]) -> Iterator[ContainerUse]:
+    """Yield a row for each of these containers and cards that belongs to the Pod of an MtgpuPod."""
+    cards = {card.uuid: card for card in shares.gpus}
+    pods = {(pod.uid, pod.card): pod for pod in shares.limited}
+    for (uid, container), uuid in places:
+        pod = pods.get((uid, uuid))
+        if pod is not None and uuid in cards:
+            yield ContainerUse(uid, pod.namespace, pod.name, container, cards[uuid], limit=pod.memory)
+
+
 def _sort_out(
     processes: Sequence[ProcessUse],
     shares: NodeShares,
@@ -196,18 +207,18 @@ def _sort_out(
     card: Card,
     rows: dict[tuple[Key, str], ContainerUse],
 ) -> _OfCard:
-    """Return the sums of a card. The Pods of MtgpuPods get their rows here, because only their processes show them."""
+    """Return the sums of a card. The Pods of MtgpuPods get their rows here, because only their processes show which
+    containers they have.
+    """
     uids = {kubelets_uid(gpu_pod.pod.annotations, gpu_pod.pod.uid): gpu_pod.pod.uid for gpu_pod in shares.pods}
-    limited = {pod.uid: pod for pod in shares.limited if pod.card == card.uuid}
     found = _OfCard()
     for process in processes:
         owner = owners.by_pid.get(process.pid, Unowned.GONE)
         if owner is Unowned.GONE:
             continue
         key = _key(owner, uids, names, rows, card) if isinstance(owner, CgroupName) else None
-        if key and (key, card.uuid) not in rows and key[0] in limited:
-            pod = limited[key[0]]
-            rows[key, card.uuid] = ContainerUse(pod.uid, pod.namespace, pod.name, key[1], card, limit=pod.memory)
+        if key and (key, card.uuid) not in rows:
+            rows.update({(row.key, card.uuid): row for row in _limited_rows(shares, [(key, card.uuid)])})
         if key and (key, card.uuid) in rows:
             found.containers.setdefault(key, _Sum()).add(process)
         else:

@@ -208,6 +208,13 @@ def test_pods_of_mtgpupods_appear_with_their_processes() -> None:
     assert found.containers == (ContainerUse("uid-m", "ns", "m", "c", GPUS[0], GIB, 0.1, 4 * GIB),)
 
 
+def test_pods_of_mtgpupods_appear_with_what_a_back_end_measures() -> None:
+    pod = LimitedPod("ns", "m", "uid-m", ZERO, 100, 500, 4 * GIB)
+    of_m = [Measured(("uid-m", "c"), uuid, memory=GIB) for uuid in (ZERO, ONE)]
+    blind = combine(shares(limited=[pod]), [], Owners({}, UsageProblem.NO_HOST_PIDS), {}, of_m)
+    assert blind.containers == (ContainerUse("uid-m", "ns", "m", "c", GPUS[0], GIB, None, 4 * GIB),)
+
+
 def test_rows_are_in_a_total_order() -> None:
     pods = [runs(name, "1") for name in ("b", "a", "c")]
     found = combined(shares(*pods), [], owned())
