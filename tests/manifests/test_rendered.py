@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from copy import deepcopy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -422,11 +423,63 @@ def test_the_agent_looks_for_device_nodes_in_the_hosts_dev(tmp_path: Path) -> No
 
 def test_measuring_use_adds_the_hosts_process_ids_and_nothing_else(tmp_path: Path) -> None:
     component = MANIFESTS / "components" / "usage"
-    before, after = rendered(MANIFESTS / "base"), rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
+    before = deepcopy(rendered(MANIFESTS / "base"))  # The documents are rendered once for all tests.
+    after = rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
     agent = named(before, "DaemonSet", "mgpu-deviceplugin")
     assert "hostPID" not in agent["spec"]["template"]["spec"]
     agent["spec"]["template"]["spec"]["hostPID"] = True
     assert before == after
+
+
+def test_limits_of_the_driver_add_what_they_need_and_nothing_else(tmp_path: Path) -> None:
+    component = MANIFESTS / "components" / "isolation-driver"
+    before = deepcopy(rendered(MANIFESTS / "base"))  # The documents are rendered once for all tests.
+    after = rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
+    agent = named(before, "DaemonSet", "mgpu-deviceplugin")
+    pod, process = agent["spec"]["template"]["spec"], running_mgpu(agent)
+    process["securityContext"] = {"privileged": True, "readOnlyRootFilesystem": True}
+    process["env"] += [
+        {"name": "MGPU_DEVICEPLUGIN__ISOLATION", "value": "driver"},
+        {"name": "MGPU_DEVICEPLUGIN__CGROUPDIR", "value": "/host/sys/fs/cgroup"},
+    ]
+    process["volumeMounts"] += [
+        {"name": "cgroup", "mountPath": "/host/sys/fs/cgroup"},
+        {"name": "etc-cdi", "mountPath": "/etc/cdi", "readOnly": True},
+    ]
+    pod["volumes"] += [
+        {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup", "type": "Directory"}},
+        {"name": "etc-cdi", "hostPath": {"path": "/etc/cdi", "type": "DirectoryOrCreate"}},
+    ]
+    assert before == after
+    own = settings_of(after, named(after, "DaemonSet", "mgpu-deviceplugin"), tmp_path).deviceplugin
+    assert (own.isolation, own.cgroup_dir) == ("driver", "/host/sys/fs/cgroup")
+
+
+def test_hami_core_adds_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
+    component = MANIFESTS / "components" / "isolation-hami-core"
+    before, after = rendered(MANIFESTS / "base"), rendered(kustomization(tmp_path, MANIFESTS / "base", [component]))
+    of_hami = deepcopy(named(after, "DaemonSet", "mgpu-deviceplugin"))
+    own = settings_of(after, of_hami, tmp_path).deviceplugin
+    assert (own.isolation, own.hami_core_dir) == ("hami-core", "/usr/local/vgpu")
+    added = running_mgpu(of_hami)
+    mounts = {mount["name"]: mount for mount in added["volumeMounts"]}
+    assert mounts["run"].pop("mountPropagation") == "Bidirectional"
+    assert mounts.pop("vgpu") == {"name": "vgpu", "mountPath": "/usr/local/vgpu", "readOnly": True}
+    assert Path(own.hami_core_state_dir).is_relative_to(mounts["run"]["mountPath"])
+    volumes = {volume["name"]: volume for volume in of_hami["spec"]["template"]["spec"]["volumes"]}
+    assert volumes.pop("vgpu")["hostPath"] == {"path": "/usr/local/vgpu", "type": "DirectoryOrCreate"}
+    assert added.pop("securityContext") == {"privileged": True, "readOnlyRootFilesystem": True}
+    env = {one["name"]: one for one in added["env"]}
+    for name in ("MGPU_DEVICEPLUGIN__ISOLATION", "MGPU_DEVICEPLUGIN__HAMICOREDIR"):
+        del env[name]
+    agent = named(before, "DaemonSet", "mgpu-deviceplugin")
+    process = running_mgpu(agent)
+    assert mounts == {mount["name"]: mount for mount in process["volumeMounts"]}
+    assert volumes == {volume["name"]: volume for volume in agent["spec"]["template"]["spec"]["volumes"]}
+    assert env == {one["name"]: one for one in process["env"]}
+    kept = {"volumeMounts", "env", "securityContext"}
+    assert {k: v for k, v in added.items() if k not in kept} == {k: v for k, v in process.items() if k not in kept}
+    assert [one for one in before if one != agent] == [one for one in after if one["kind"] != "DaemonSet"]
 
 
 def test_nothing_names_a_registry() -> None:
