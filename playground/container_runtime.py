@@ -8,6 +8,7 @@ which processes run on which cards. `playground.kubelet` starts and ends contain
 import contextlib
 import itertools
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from mgpu.model.quantities import QuantityError, parse_quantity
 from playground import gpu_processes, nvml_state
+from playground.cgroup_limits import make_cgroup
 
 USES_MEMORY = "PLAYGROUND_USES_MEMORY"
 """The environment variable of a container that says how much memory of each of its cards its process uses: `6Gi`."""
@@ -131,7 +133,7 @@ class GpuClients:
         made = {compute.uuid for mode in modes for gpu in mode.instances for compute in gpu.compute}
         return next((uuid for uuid in wanted if uuid not in made), "")
 
-    def start(self, pid: int, env: Mapping[str, str], cgroup: str = "") -> None:
+    def start(self, pid: int, env: Mapping[str, str], cgroup: str) -> None:
         """Register a process on every device that `_visible_devices` finds in its environment.
 
         It uses as much of each as the variables `USES_MEMORY` and `USES_SM` say. An allocation that a limit forbids
@@ -141,20 +143,23 @@ class GpuClients:
             cgroup: The path of its cgroup below the root of all cgroups.
         """
         devices = _visible_devices(env)
+        folder = nvml_state.cgroup_root(self._nvml) / cgroup.lstrip("/")
         if devices:
             gpu_processes.write_proc(self._nvml, pid, cgroup)
+            folder.mkdir(parents=True, exist_ok=True)
+            make_cgroup(nvml_state.cgroup_root(self._nvml), dmem=False)
+            make_cgroup(folder)
         for uuid in devices:
-            nvml_state.register(self._nvml, uuid, pid)
-            memory, sm = _amount(env.get(USES_MEMORY, "")), _amount(env.get(USES_SM, ""))
-            if memory or sm:
-                with contextlib.suppress(gpu_processes.OutOfMemory):
-                    gpu_processes.use(self._nvml, uuid, pid, memory=memory, sm=sm)
+            gpu_processes.use(self._nvml, uuid, pid, sm=_amount(env.get(USES_SM, "")), cgroup=folder)
+            with contextlib.suppress(gpu_processes.OutOfMemory):
+                gpu_processes.use(self._nvml, uuid, pid, memory=_amount(env.get(USES_MEMORY, "")))
 
-    def end(self, pid: int, env: Mapping[str, str]) -> None:
-        """Remove the process from the devices on which `start` registered it."""
+    def end(self, pid: int, env: Mapping[str, str], cgroup: str) -> None:
+        """Remove the process from the devices on which `start` registered it, and its cgroup."""
         for uuid in _visible_devices(env):
             nvml_state.deregister(self._nvml, uuid, pid)
         gpu_processes.remove_proc(self._nvml, pid)
+        shutil.rmtree(nvml_state.cgroup_root(self._nvml) / cgroup.lstrip("/"), ignore_errors=True)
 
     def reboot(self) -> None:
         nvml_state.reboot(self._nvml)
@@ -311,7 +316,7 @@ class Runtime:
             if of_pod[container.id].running:
                 of_pod[container.id] = replace(container, exit_code=exit_code, finished=time.time())
                 if self._gpus:
-                    self._gpus.end(container.pid, container.env)
+                    self._gpus.end(container.pid, container.env, container.cgroup)
 
     def has_sandbox(self, uid: str) -> bool:
         """Return whether the pod has a sandbox. A pod gets one when its first container starts."""

@@ -194,6 +194,11 @@ def proc_folder(file: Path) -> Path:
     return file.with_name(f"{file.name}.proc")
 
 
+def cgroup_root(file: Path) -> Path:
+    """Return the folder that stands for the root of the node's cgroups (`playground.cgroup_limits`)."""
+    return file.with_name(f"{file.name}.cgroup")
+
+
 def clients(file: Path, uuid: str) -> tuple[int, ...]:
     """Return the ids of the processes that run on the MIG device or card, in ascending order."""
     try:
@@ -254,7 +259,7 @@ def reboot(file: Path, *, forgetful: frozenset[str] = frozenset()) -> None:
         for uuid, mode in state.cards.items():
             on = mode.pending and uuid not in forgetful
             state.cards[uuid] = Mode(on, on)
-    for folder in (_clients_root(file), proc_folder(file)):
+    for folder in (_clients_root(file), proc_folder(file), cgroup_root(file)):
         shutil.rmtree(folder, ignore_errors=True)
 
 

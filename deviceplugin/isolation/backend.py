@@ -92,6 +92,9 @@ class Backend(Protocol):
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers, which were prepared, may start now."""
 
+    def release(self, keys: Collection[Key]) -> None:
+        """Forget these containers, which start again under another back end or under none."""
+
     def keep_only(self, uids: Collection[str]) -> None:
         """Forget the containers of all pods except those with these UIDs."""
 

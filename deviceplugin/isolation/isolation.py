@@ -104,7 +104,6 @@ class Isolation:
                 held although they must be (`Policy.required`).
         """
         edits = {key: _marked(e, MPS) for key, e in (await self._slices.ready_slices(targets, deadline)).items()}
-        self._limited |= dict.fromkeys(edits, MPS)
         by_backend: dict[str, list[LimitedContainer]] = {}
         for target in targets:
             if target.key not in edits and (found := self._assign(target)) is not None:
@@ -113,7 +112,7 @@ class Isolation:
         for name, containers in sorted(by_backend.items()):
             made = await self._backends[name].prepare(containers, deadline)
             edits |= {key: _marked(e, name) for key, e in made.items()}
-            self._limited |= dict.fromkeys(made, name)
+        self._record({target.key for target in targets}, edits)
         return edits
 
     def mark_started(self, keys: Iterable[Key]) -> None:
@@ -155,6 +154,13 @@ class Isolation:
     def measure(self) -> tuple[Measured, ...]:
         """Return what the back ends measure. It may block; call it on a thread."""
         return tuple(row for backend in self._backends.values() for row in backend.measure())
+
+    def _record(self, keys: Collection[Key], edits: Mapping[Key, Edits]) -> None:
+        """Record which back end limits each of these containers, and release them from all others."""
+        for name, backend in self._backends.items():
+            backend.release([key for key in sorted(keys) if key not in edits or edits[key].env[VARIABLE] != name])
+        kept = {key: name for key, name in self._limited.items() if key not in keys}
+        self._limited = kept | {key: found.env[VARIABLE] for key, found in edits.items()}
 
     def _assign(self, target: Target) -> tuple[str, LimitedContainer] | None:
         """Return the container with the name of its back end, or None if nothing limits it. Report what is not held.

@@ -13,11 +13,13 @@ from kubernetes import client
 from deviceplugin.agent import Agent
 from deviceplugin.cards.simulated_cards import SimulatedCards
 from deviceplugin.inventory.node_objects import NodeObjects
+from deviceplugin.isolation.driver.memory_limits import MemoryLimits
 from deviceplugin.usage.usage_reader import UsageSource
 from mgpu.kube import Api, ApiError
 from mgpu.settings import load_settings
-from playground.container_runtime import Runtime
+from playground.container_runtime import GpuClients, Runtime
 from playground.kubelet import Kubelet, KubeletConfig
+from playground.nvml_state import state_file
 from playground.simulated_nvml import SimulatedMig, simulated_processes
 from tests.builders import CORE
 from tests.waiting import until
@@ -83,7 +85,8 @@ class Node:
         self.file = folder / "cards.yaml"
         self.limits = folder / "limits"
         self.set_cards(cards)
-        self.runtime = Runtime(folder / "cdi")
+        self.nvml = state_file(self.file)
+        self.runtime = Runtime(folder / "cdi", GpuClients(self.nvml))
         config = KubeletConfig("n1", folder, retry_seconds=0.2, status_seconds=0.2)
         self.kubelet = Kubelet(config, self.api, self.runtime)
         self.kubelet.start()
@@ -125,6 +128,7 @@ class Node:
             api,
             SimulatedMig(self.file, "n1"),
             usage_source=UsageSource(*simulated_processes(self.file, "n1")),
+            limits=MemoryLimits(simulated_processes(self.file, "n1")[0]),
         )
         yield agent
         api.close()

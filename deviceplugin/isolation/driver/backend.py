@@ -136,6 +136,9 @@ class DriverBackend:
         if self._keys & {*keys}:
             self._announced.set()
 
+    def release(self, keys: Collection[Key]) -> None:
+        self._keys -= {*keys}
+
     def keep_only(self, uids: Collection[str]) -> None:
         self._keys = {key for key in self._keys if key[0] in uids}
 

@@ -90,6 +90,10 @@ class HamiCoreBackend:
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Do nothing: the library limits each process when it starts."""
 
+    def release(self, keys: Collection[Key]) -> None:
+        """Forget the containers. Their folders stay until their pods are gone, since mounts of them may exist."""
+        self._keys -= {*keys}
+
     def keep_only(self, uids: Collection[str]) -> None:
         self._keys = {key for key in self._keys if key[0] in uids}
         self._folders.keep_only(uids)

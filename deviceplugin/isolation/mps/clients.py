@@ -100,6 +100,9 @@ class Mps:
         self._started |= self._clients.keys() & {*keys}
         self._update_daemons()
 
+    def release(self, keys: Collection[Key]) -> None:
+        self._clients = {key: card for key, card in self._clients.items() if key not in keys}
+
     def keep_only(self, uids: Collection[str]) -> None:
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
 

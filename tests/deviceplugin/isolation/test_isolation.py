@@ -33,6 +33,7 @@ class FakeBackend:
     prepared: list[Key] = field(default_factory=list)
     recovered: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     resized: list[Key] = field(default_factory=list)
+    released: list[Key] = field(default_factory=list)
 
     def ability(self) -> Ability | Unable:
         return self.able
@@ -42,6 +43,9 @@ class FakeBackend:
         return {container.target.key: Edits({"LIMIT": self.name}) for container in containers}
 
     def mark_started(self, keys: Iterable[Key]) -> None: ...
+
+    def release(self, keys: Collection[Key]) -> None:
+        self.released += keys
 
     def keep_only(self, uids: Collection[str]) -> None: ...
 
@@ -99,6 +103,21 @@ def test_container_gets_the_limits_of_the_chosen_back_end_and_its_name(tmp_path:
     assert rig.isolation.backend_of(("uid-p", "c")) == "driver"
     rig.isolation.keep_only(["uid-q"])
     assert rig.isolation.backend_of(("uid-p", "c")) == "none"
+
+
+def test_container_that_starts_again_under_another_back_end_leaves_the_former_one(tmp_path: Path) -> None:
+    label = ["driver"]
+    driver, mps = FakeBackend("driver"), FakeBackend("mps")
+    rig = Rig(tmp_path, Policy("none", label=lambda: label[0]), driver, mps)
+    key = ("uid-p", "c")
+    rig.ready(pod_of(decided("p", "0")))
+    assert (driver.released, mps.released) == ([], [key])
+    label[0] = "mps"
+    rig.ready(pod_of(decided("p", "0")))
+    assert (driver.released, mps.released, rig.isolation.backend_of(key)) == ([key], [key], "mps")
+    label[0] = "none"
+    rig.ready(pod_of(decided("p", "0")))
+    assert (driver.released, mps.released, rig.isolation.backend_of(key)) == ([key, key], [key, key], "none")
 
 
 def test_without_a_back_end_nothing_is_limited_and_nothing_is_said(tmp_path: Path) -> None:
