@@ -25,7 +25,7 @@ from mgpu.model.agent_pods import (
 )
 from mgpu.model.errors import shorten
 from mgpu.presentation.answers import ClusterAnswer
-from mgpu.presentation.measured_use import LARGEST_PAGE, ClusterUse, MeasuredUse, UnknownUse, read_use
+from mgpu.presentation.measured_use import LARGEST_PAGE, ClusterUse, MeasuredUse, UnknownUse, describe_unknown, read_use
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import Terminal
 
@@ -183,13 +183,13 @@ def _text(error: ApiError | Unreachable) -> str:
 
 
 def unknown_lines(use: ClusterUse) -> list[str]:
-    """Return a line for each reason why the use of nodes is unknown, such as `Use unknown on n1, n2: …`."""
+    """Return a line for each reason why the use of nodes is unknown, such as `n1, n2: use unknown: …`."""
     nodes: dict[str, list[str]] = {}
     for node, found in use.items():
-        if isinstance(found, UnknownUse):
-            nodes.setdefault(found.reason, []).append(node)
+        if text := describe_unknown(found):
+            nodes.setdefault(text, []).append(node)
     rows = sorted(nodes.items(), key=lambda row: (-len(row[1]), row[0]))
-    return [f"Use unknown on {_listed(sorted(names))}: {reason}" for reason, names in rows]
+    return [f"{_listed(sorted(names))}: {text}" for text, names in rows]
 
 
 def _listed(names: Sequence[str]) -> str:

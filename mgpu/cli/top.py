@@ -16,7 +16,7 @@ from mgpu.cli.sources import ReadingOptions, Sources, read_cluster, reading_opti
 from mgpu.cli.watching import Output, show_once_or_watch
 from mgpu.model.quantities import format_bytes
 from mgpu.presentation import utilization
-from mgpu.presentation.measured_use import NOT_MEASURED, ClusterUse, UnknownUse, Used, core_text, memory_text
+from mgpu.presentation.measured_use import NOT_MEASURED, ClusterUse, Used, core_text, describe_unknown, memory_text
 from mgpu.presentation.overview import Overview
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.use_figures import use_figures, used_json
@@ -90,7 +90,7 @@ def _json(found: Overview, use: ClusterUse | None, sort: str) -> dict[str, Any]:
 
     models = utilization.by_model(found.nodes)
     holders = utilization.holders(found.nodes)
-    unknown = {node: row.reason for node, row in (use or {}).items() if isinstance(row, UnknownUse)}
+    unknown = {node: text for node, row in (use or {}).items() if (text := describe_unknown(row))}
     return {
         "cluster": utilization.figures_json(utilization.add("cluster", nodes)) | used(figures.total),
         "fragmentation": utilization.fragmentation_json(utilization.fragmentation(found.nodes)),

@@ -1,7 +1,7 @@
 """Reads blocks of IP addresses, and checks whether they contain the peer of a connection.
 
 `mgpu.settings` reads blocks with it. `mgpu.serving` decides with it which peers may call an endpoint, and which
-addresses count as one peer.
+addresses count as one peer. `is_global_unicast` says to which addresses of Pods a process may connect.
 """
 
 import ipaddress
@@ -44,6 +44,21 @@ def read_peer(text: str) -> Address | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def is_global_unicast(address: Address) -> bool:
+    """Return what `IP.IsGlobalUnicast` of Go returns, by which kube-apiserver decides to which Pods it may connect.
+
+    Private addresses are allowed. Addresses of this host and of its link are not, so a Pod with a wrong address cannot
+    lead to what listens only there.
+    """
+    return not (
+        address.is_unspecified
+        or address.is_loopback
+        or address.is_multicast
+        or address.is_link_local
+        or address == ipaddress.IPv4Address("255.255.255.255")
+    )
 
 
 def is_within(peer: str, blocks: Iterable[Block]) -> bool:

@@ -24,7 +24,7 @@ from mgpu.model.quantities import format_core
 from mgpu.presentation.card_bars import IDLE, WARNING, CardBars, Label, block, least_head_width, short_bytes
 from mgpu.presentation.card_legend import GAP, Legend, label_pods, uses_by_pod
 from mgpu.presentation.card_views import CardView, NodeView
-from mgpu.presentation.measured_use import MeasuredUse, NodeUse, UnknownUse, UseOfCards, use_of_cards
+from mgpu.presentation.measured_use import MeasuredUse, NodeUse, UseOfCards, describe_unknown, use_of_cards
 from mgpu.presentation.plain_text import join_names
 from mgpu.presentation.styled_lines import Line, Painted, Pen
 
@@ -117,9 +117,9 @@ class _Boxes:
         if labels:
             yield _EMPTY
             yield from self._legend.draw(node, uses, labels, used)
-        if isinstance(use, UnknownUse):
+        if use is not None and (unknown := describe_unknown(use)):
             yield _EMPTY
-            yield self._pen.paint_line(Line((f"use unknown: {use.reason}", _NOTE)).cut(self._width))
+            yield self._pen.paint_line(Line((unknown, _NOTE)).cut(self._width))
         if node.note:
             yield _EMPTY
             yield from self._pen.render(Text(node.note, style=_NOTE), self._width)

@@ -1,7 +1,7 @@
 """Reads from the metrics of node agents what containers really use of their cards.
 
 Everything else in this package shows what pods *hold*; this module is about what their processes *use*. `mgpu top`,
-`mgpu inspect` and the web page show both (docs/kubectl.md). A node may be hostile, so the size of a page is limited
+`mgpu inspect` and the web page show both (docs/usage.md). A node may be hostile, so the size of a page is limited
 before it is parsed, each line is limited, and a number that cannot be right counts as not measured.
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from mgpu.model.quantities import format_core
+from mgpu.model.usage_problems import EXPLANATIONS
 from mgpu.presentation.card_views import NodeView
 
 LARGEST_PAGE = 1 << 20
@@ -28,7 +29,8 @@ _CARD_MEMORY = "mgpu_card_memory_in_use_bytes"
 _CARD_SM = "mgpu_card_sm_utilization_ratio"
 _OF_CONTAINERS = (_CONTAINER_MEMORY, _CONTAINER_LIMIT, _CONTAINER_SM)
 _OF_CARDS = (_CARD_MEMORY, _CARD_SM)
-_NAMES = (*_OF_CONTAINERS, *_OF_CARDS)
+_PROBLEM = "mgpu_usage_problem"
+_NAMES = (*_OF_CONTAINERS, *_OF_CARDS, _PROBLEM)
 
 _CardKey = tuple[int, str]
 _ContainerKey = tuple[str, str, int, str]
@@ -78,10 +80,15 @@ class CardInUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What an agent has measured on its node, both sorted by card."""
+    """What an agent has measured on its node, both sorted by card.
+
+    Attributes:
+        problem: why not all use is known, as a clause; None if the agent reports no problem.
+    """
 
     cards: tuple[CardInUse, ...] = ()
     containers: tuple[ContainerUse, ...] = ()
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +131,17 @@ def read_use(page: bytes) -> MeasuredUse:
         lines = [line for line in page.decode().splitlines() if line.startswith(_NAMES)]
         if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
             return UnknownUse("the metrics of the agent have too many or too long lines")
-        cards, containers = _read_samples(lines)
+        cards, containers, problems = _read_samples(lines)
     except (ValueError, IndexError, KeyError) as error:
         # The parser raises IndexError for some malformed lines, and KeyError means that a label is missing.
         return UnknownUse(f"the metrics of the agent cannot be read: {str(error)[:100] or type(error).__name__}")
+    problem = next((text for known, text in EXPLANATIONS.items() if known.value in problems), None)
     if not cards and not containers:
-        return NO_MEASUREMENTS
+        return UnknownUse(problem) if problem else NO_MEASUREMENTS
     return NodeUse(
         tuple(CardInUse(*key, Used(_core(row.get(_CARD_SM)), _memory(row.get(_CARD_MEMORY)))) for key, row in cards),
         tuple(_container(key, row) for key, row in containers),
+        problem,
     )
 
 
@@ -141,13 +150,16 @@ _Samples = Mapping[str, float]
 
 def _read_samples(
     lines: Iterable[str],
-) -> tuple[list[tuple[_CardKey, _Samples]], list[tuple[_ContainerKey, _Samples]]]:
+) -> tuple[list[tuple[_CardKey, _Samples]], list[tuple[_ContainerKey, _Samples]], set[str]]:
     """Return the values of each card and of each container on a card by the names of the metrics, sorted.
+
+    The last set has the problems that the agent reports.
 
     Raises ValueError, IndexError or KeyError if a line is malformed.
     """
     cards: dict[_CardKey, dict[str, float]] = {}
     containers: dict[_ContainerKey, dict[str, float]] = {}
+    problems = set()
     for metric in text_string_to_metric_families("\n".join(lines)):
         for sample in metric.samples:
             labels = sample.labels
@@ -157,7 +169,9 @@ def _read_samples(
                 pod = f"{labels['namespace']}/{labels['pod']}"
                 key = (pod, labels["container"], *_card_key(labels))
                 containers.setdefault(key, {})[sample.name] = sample.value
-    return sorted(cards.items()), sorted(containers.items(), key=lambda row: (row[0][2:], row[0]))
+            elif sample.name == _PROBLEM and sample.value:
+                problems.add(labels["reason"])
+    return sorted(cards.items()), sorted(containers.items(), key=lambda row: (row[0][2:], row[0])), problems
 
 
 def _card_key(labels: Mapping[str, str]) -> _CardKey:
@@ -204,6 +218,13 @@ def add(one: Used, other: Used) -> Used:
 
 def _sum(one: int | None, other: int | None) -> int | None:
     return (one or 0) + (other or 0) if one is not None or other is not None else None
+
+
+def describe_unknown(use: MeasuredUse) -> str:
+    """Return what is not known, such as `use unknown: the agent is late`; "" if nothing is missing."""
+    if isinstance(use, UnknownUse):
+        return f"use unknown: {use.reason}"
+    return f"use per pod unknown: {use.problem}" if use.problem else ""
 
 
 def core_text(used: int | None, *others: int) -> str:

@@ -75,16 +75,17 @@ def used_json(used: Used) -> Json:
 
 
 def node_use_json(node: NodeView, use: MeasuredUse) -> Json:
-    """Return what is used of a node's cards: `{"unknown", "cards", "containers"}`.
+    """Return what is used of a node's cards: `{"unknown", "problem", "cards", "containers"}`.
 
-    `unknown` is the reason why the use is not known, or null. Each card has its `pods`, with what each of them holds of
-    it and uses of it.
+    `unknown` is the reason why no use is known, and `problem` why that of containers is not known, or null. Each card
+    has its `pods`, with what each of them holds of it and uses of it.
     """
     if isinstance(use, UnknownUse):
-        return {"unknown": use.reason, "cards": [], "containers": []}
+        return {"unknown": use.reason, "problem": None, "cards": [], "containers": []}
     found = use_of_cards(node, use)
     return {
         "unknown": None,
+        "problem": use.problem,
         "cards": [_card_json(view, found) for view in node.cards],
         "containers": [
             {

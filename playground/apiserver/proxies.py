@@ -6,7 +6,6 @@ verified. Pods are found by the rules of kube-apiserver (`ResourceLocation` in p
 `SplitSchemeNamePort` of apimachinery, at commit 008b3652).
 """
 
-import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 from aiohttp import web
 
+from mgpu.model.addresses import is_global_unicast, read_peer
 from playground.apiserver.api_errors import ApiError, bad_request, method_not_allowed, not_found
 from playground.apiserver.authorization import Request
 from playground.apiserver.calls import User
@@ -107,8 +107,8 @@ class Proxy:
             raise not_found("pods", name)
         listed = (row for c in pod.obj["spec"]["containers"] for row in c.get("ports") or ())
         port = port or str(next((row["containerPort"] for row in listed), ""))
-        address = _address((pod.obj.get("status") or {}).get("podIP", ""))
-        if address is None or not _is_global_unicast(address):
+        address = read_peer((pod.obj.get("status") or {}).get("podIP", ""))
+        if address is None or not is_global_unicast(address):
             raise bad_request("address not allowed")
         host = f"[{address}]" if address.version == 6 else str(address)
         return f"{scheme or 'http'}://{host}{':' + port if port else ''}"
@@ -126,21 +126,3 @@ class Proxy:
                 return web.Response(status=found.status, headers=kept, body=await found.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(503, "ServiceUnavailable", f"error trying to reach service: {error}") from error
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
-
-
-def _is_global_unicast(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return what Go's `IP.IsGlobalUnicast` returns; private addresses are allowed."""
-    return not (
-        address.is_unspecified
-        or address.is_loopback
-        or address.is_multicast
-        or address.is_link_local
-        or address == ipaddress.IPv4Address("255.255.255.255")
-    )

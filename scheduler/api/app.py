@@ -23,6 +23,7 @@ from scheduler.api.commands.commands_app import serve_commands
 from scheduler.api.extender import Extender
 from scheduler.api.extender import make_app as make_extender_app
 from scheduler.api.gpushare_compat import gpushare_routes
+from scheduler.api.page.node_use import NodeUses
 from scheduler.api.page.page_app import make_app as make_page_app
 from scheduler.api.page.page_app import make_board
 from scheduler.api.replica import Replica
@@ -60,7 +61,7 @@ def listeners(replica: Replica) -> list[Listen]:
     state_metrics = CollectorRegistry()
     state_metrics.register(ClusterCollector(replica))
     serve_metrics(metrics, lambda: render_metrics(event_metrics.REGISTRY, state_metrics), CONTENT_TYPE)
-    web_page = make_page_app(make_board(replica.state, settings), replica, own.web_host)
+    web_page = make_page_app(make_board(replica.state, settings), NodeUses(replica.state), replica, own.web_host)
     for app in (admission, extender, metrics, web_page):
         serve_probes(app, replica.not_ready_reason)
         serve_probe(app, "/leads", replica.not_deciding_reason)

@@ -151,6 +151,11 @@ class ClusterQueries:
         with self._lock:
             return dict(sorted(self._agents.not_ready.items()))
 
+    def agents_on(self, node: str) -> tuple[AgentPod, ...]:
+        """Return the Pods of the mgpu agents on a node, sorted by name."""
+        with self._lock:
+            return self._agents.on(node)
+
     def unreadable_objects(self) -> dict[str, str]:
         """Return why Devices and ConfigMaps cannot be read, by kind and name (`Device n1`)."""
         with self._lock:

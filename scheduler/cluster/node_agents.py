@@ -44,6 +44,10 @@ class NodeAgents:
         """The nodes without a ready agent, whether they are rejected or not."""
         return self._silent
 
+    def on(self, node: str) -> tuple[AgentPod, ...]:
+        """Return the Pods of the agents on a node, sorted by name."""
+        return tuple(sorted(self._on_node.get(node, {}).values(), key=lambda pod: pod.name))
+
     def pod_changed(self, raw: Raw) -> None:
         """Store a Pod that was added or modified, if it is a Pod of an agent."""
         uid = str(raw["metadata"]["uid"])

@@ -4,6 +4,7 @@ Needs a chromium on PATH. Browsers of playwright are never downloaded.
 """
 
 import os
+import re
 import shutil
 import urllib.request
 from collections.abc import Iterator
@@ -87,7 +88,7 @@ def test_a_pod_appears_by_itself_is_found_and_opened(page: Page, bench: Bench) -
     sees(page, ".names", "training")
     sees(page, "#totals", "7 idle")
     node, card = bench.runs("training").spec.node_name, bench.cards("training")["c"][0]
-    expect(page.locator(TILE.format(node, card))).to_contain_text("30 % · 4 GiB")
+    expect(page.locator(TILE.format(node, card))).to_contain_text(re.compile(r"30 % · (0/)?4 GiB"))
 
     page.keyboard.press("/")
     page.keyboard.type("default/TRAIN")
@@ -107,7 +108,7 @@ def test_a_pod_appears_by_itself_is_found_and_opened(page: Page, bench: Bench) -
     page.locator(".tile").click()
     detail = page.locator("#detail")
     expect(detail).to_contain_text(f"GPU-{node}-{card}")
-    expect(detail.locator("tbody tr")).to_have_text("default/trainingcmgpu30 %4 GiB")
+    expect(detail.locator("tbody tr")).to_have_text(re.compile(r"default/trainingcmgpu([0?]/)?30 %([0?]/)?4 GiB"))
     page.keyboard.press("Escape")
     expect(detail).not_to_be_visible()
     bench.delete("training")
@@ -215,6 +216,35 @@ def test_what_comes_from_the_cluster_is_text_whatever_it_says(page: Page, cluste
     assert other.evaluate("[document.images.length, document.title]") == [0, "mgpu: cards"]
     other.unroute_all(behavior="ignoreErrors")
     other.close()
+
+
+def test_the_used_part_of_a_share_is_drawn_within_it(page: Page, cluster: Cluster, bench: Bench) -> None:
+    evil = "<img src=x>"
+    bench.create(share("uses", core=40, mib=8192))
+    node, card = bench.runs("uses").spec.node_name, bench.cards("uses")["c"][0]
+    nodes: dict[str, Any] = {"node-1": {"unknown": evil}, "node-2": {"unknown": evil}}
+    nodes[node] = {"cards": [[card, 200, 5 << 30]], "pods": [[card, "default/uses", 100, 4 << 30]]}
+    browser = page.context.browser
+    assert browser is not None
+    other = browser.new_page()
+    other.route("**/api/use*", lambda route: route.fulfill(json=nodes))
+    other.goto(cluster.page_url)
+    tile = other.locator(TILE.format(node, card))
+    expect(tile).to_contain_text("20/40 % · 5/8 GiB")
+    width = "(b) => Math.round(100 * b.offsetWidth / b.parentElement.clientWidth)"
+    assert [rest.evaluate(width) for rest in tile.locator(".rest").all()] == pytest.approx([75, 50], abs=4)
+    badge = other.locator(f"section:not([data-node={node}]) .badge")
+    expect(badge).to_have_text("use unknown")
+    expect(badge).to_have_attribute("title", f"use unknown: {evil}")
+    tile.click()
+    expect(other.locator("#detail tbody tr")).to_have_text("default/usescmgpu10/40 %4/8 GiB")
+    expect(other.locator("#detail dl")).to_contain_text("20 % of the SMs, 5 GiB")
+    nodes[node] = {"cards": [[card, 300, 6 << 30]], "pods": [[card, "default/uses", 500, None]]}
+    expect(other.locator("#detail tbody tr")).to_have_text("default/usescmgpu50/40 %?/8 GiB")
+    expect(tile.locator(".part > .over")).to_have_count(1)
+    expect(tile.locator(".unmeasured")).to_have_count(1)
+    other.close()
+    bench.delete("uses")
 
 
 def test_probes(shared_cluster: Cluster) -> None:

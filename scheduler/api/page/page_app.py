@@ -1,4 +1,4 @@
-"""Serves the web page: its files and two JSON endpoints, all of them read-only.
+"""Serves the web page: its files and three JSON endpoints, all of them read-only.
 
 `scheduler.api.app` makes the app, and browsers call it; `bench.page` measures its board. There is no authentication, so
 the app listens on loopback by default (docs/security.md). Every response must have the security headers, and on
@@ -18,6 +18,7 @@ from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
 from mgpu.settings import Settings
 from scheduler.api.page.feed import Board
+from scheduler.api.page.node_use import NodeUses
 from scheduler.api.page.waiting_list import Waiting
 from scheduler.api.replica import Replica
 from scheduler.background import Pace
@@ -47,8 +48,10 @@ def make_board(state: ClusterCache, settings: Settings) -> Board:
     return Board(state, Waiting(state, filter_, gangs, pace))
 
 
-def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
-    """Return the app with `/`, the static files, `/api/cluster?since=VERSION` and `/api/nodes/NAME`.
+def make_app(board: Board, uses: NodeUses, replica: Replica, host: str = "127.0.0.1") -> Flask:
+    """Return the app with `/`, the static files, `/api/cluster?since=VERSION`, `/api/nodes/NAME` and `/api/use`.
+
+    The last has a parameter `node` for each node.
 
     Replicas that do not lead answer too. The JSON endpoints answer 503 until the cache is in sync.
 
@@ -85,6 +88,11 @@ def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
             raise BadRequest(404, f"there is no node {name[:253]}")
         return _uncached(Response(orjson.dumps(details), mimetype="application/json"))
 
+    def use() -> Response:
+        replica.may_answer()
+        found = uses.json(request.args.getlist("node"))
+        return _uncached(Response(orjson.dumps(found), mimetype="application/json"))
+
     def secured(reply: Response) -> Response:
         reply.headers.update(_HEADERS)
         return reply
@@ -95,6 +103,7 @@ def make_app(board: Board, replica: Replica, host: str = "127.0.0.1") -> Flask:
     app.add_url_rule("/<name>", "file", file)
     app.add_url_rule("/api/cluster", "cluster", cluster)
     app.add_url_rule("/api/nodes/<name>", "node", node)
+    app.add_url_rule("/api/use", "use", use)
     return app
 
 

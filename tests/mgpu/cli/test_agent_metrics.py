@@ -143,8 +143,8 @@ def test_nodes_with_one_reason_share_a_line_and_many_are_counted() -> None:
         "n3": UnknownUse("gone"),
         "n4": NodeUse(),
     }
-    assert unknown_lines(use) == ["Use unknown on n1, n2: late", "Use unknown on n3: gone"]
-    assert unknown_lines({f"n{i}": UnknownUse("late") for i in range(5000)}) == ["Use unknown on 5,000 nodes: late"]
+    assert unknown_lines(use) == ["n1, n2: use unknown: late", "n3: use unknown: gone"]
+    assert unknown_lines({f"n{i}": UnknownUse("late") for i in range(5000)}) == ["5,000 nodes: use unknown: late"]
 
 
 def test_watch_shows_the_last_cluster_again_when_only_its_use_has_changed() -> None:
@@ -223,6 +223,7 @@ def test_inspect_shows_what_is_used_within_what_is_held(kubeconfig: str) -> None
     usage = json.loads(run(kubeconfig, "inspect", "n1", "--usage", "-o", "json").stdout)["usage"]
     assert usage["n1"] == {
         "unknown": None,
+        "problem": None,
         "cards": [
             {
                 "index": 0,
@@ -266,8 +267,8 @@ def test_top_shows_what_is_used_beside_what_is_held(kubeconfig: str) -> None:
     assert list(answer["useUnknown"]) == ["n2"]
     lines = run(kubeconfig, "top", "--sort", "name").stdout.splitlines()
     assert lines[2] == "really used: core 5%, memory 2%"
-    assert any("Use unknown on n2: the agent does not answer" in line for line in lines)
-    first, second = (next(line.split() for line in lines if line.startswith(name)) for name in ("n1", "n2"))
+    assert any("n2: use unknown: the agent does not answer" in line for line in lines)
+    first, second = (next(line.split() for line in lines if line.startswith(f"{name} ")) for name in ("n1", "n2"))
     assert (first[4], first[6:]) == ("20/50/200%", ["5/8/160", "GiB"])
     assert (second[4], second[6:]) == ("?/0/200%", ["?/0/160", "GiB"])
     assert ["default/p", "1", "12/50%", "3/8", "GiB"] in [line.split()[:5] for line in lines]

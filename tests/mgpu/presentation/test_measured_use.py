@@ -16,6 +16,7 @@ from mgpu.presentation.measured_use import (
     NodeUse,
     UnknownUse,
     Used,
+    describe_unknown,
     read_use,
     use_of_cards,
 )
@@ -39,6 +40,17 @@ def test_a_page_of_an_agent_is_read() -> None:
 @pytest.mark.parametrize("text", [b"", page(), b"# HELP mgpu_agent_ready x\nmgpu_agent_ready 1\n"])
 def test_a_page_without_measurements_is_not_a_use_of_0(text: bytes) -> None:
     assert read_use(text) == NO_MEASUREMENTS
+
+
+def test_a_problem_of_measuring_is_said_in_words() -> None:
+    problem = b'mgpu_usage_problem{reason="no-host-pids"} 1\nmgpu_usage_problem{reason="\x1b[2J"} 1\n'
+    text = "the agents see no processes of other containers, so the use per container is not measured"
+    found = read_use(page(cards=[(0, 0.5, GIB)]) + problem)
+    assert isinstance(found, NodeUse)
+    assert found.problem == text
+    assert describe_unknown(found) == f"use per pod unknown: {text}"
+    assert read_use(problem) == UnknownUse(text)
+    assert describe_unknown(NodeUse()) == ""
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300", "9" * 400])

@@ -9,10 +9,12 @@ import { Waiting } from "./waiting.js";
 const PAUSE = 1000;
 const SOON = 100;
 const PATIENCE = 20000;
+// The line of a request may have 4,094 letters.
+const LONGEST = 3500;
 
 const at = (id) => document.getElementById(id);
 const store = new Store();
-const detail = new Detail(at("detail"), at("detail-title"), at("detail-body"), at("close"));
+const detail = new Detail(at("detail"), at("detail-title"), at("detail-body"), at("close"), (name) => store.nodes.get(name)?.use);
 const list = new List(at("list"), at("canvas"), (node, card) => detail.open(node, card));
 at("detail").addEventListener("close", () => list.refocus());
 const waiting = new Waiting(at("pods"));
@@ -78,6 +80,23 @@ async function ask() {
   heard = new Date();
 }
 
+// Only the nodes in the document are asked, so the cost does not grow with the cluster.
+async function askUse() {
+  const names = [];
+  let query = "";
+  for (const name of new Set([detail.place?.node, ...list.names()].filter(Boolean))) {
+    if (query.length + name.length > LONGEST) break;
+    names.push(name);
+    query += `${query && "&"}node=${encodeURIComponent(name)}`;
+  }
+  if (!names.length) return;
+  const reply = await fetch(`api/use?${query}`, { signal: AbortSignal.timeout(PATIENCE) }).catch(silent);
+  if (reply.ok && store.takeUse(names, await reply.json())) {
+    list.draw();
+    detail.draw();
+  }
+}
+
 function silent(error) {
   const why = error.name === "TimeoutError" ? "no answer in time" : "no answer; does the port-forward still run?";
   throw new Error(why, { cause: error });
@@ -95,6 +114,7 @@ async function poll() {
   clearTimeout(timer);
   try {
     await ask();
+    await askUse();
   } catch (error) {
     sayStatus(lost(error), "lost");
   }

@@ -1,6 +1,6 @@
 // A node and its cards as elements. The heights are fixed: list.js places nodes without measuring them.
 
-import { bytes, el, percent, plural } from "./dom.js";
+import { bytes, el, percent, plural, usedBytes, usedPercent } from "./dom.js";
 
 export const SIZES = { head: 34, line: 22, tile: 98, gap: 8, end: 14, narrowest: 165, widest: 320 };
 
@@ -33,7 +33,19 @@ function about(node, cards) {
   const shown = cards.length === node.cards.length ? "" : `${cards.length} of `;
   const text = [`${shown}${plural(node.cards.length, "card")}`, ...node.models].join(" · ");
   const badges = node.nvidia ? [el("span", { className: "badge", textContent: "NVIDIA's plugin" })] : [];
+  const { unknown, problem } = node.use ?? {};
+  const textContent = unknown ? "use unknown" : "use per pod unknown";
+  if (unknown || problem) badges.push(el("span", { className: "badge", textContent, title: `${textContent}: ${unknown || problem}` }));
   return [el("span", { className: "about", textContent: text }), ...badges];
+}
+
+// Returns [core, memory] of a card, or of a pod on it; undefined if nothing is known of the node's use.
+function useOf(node, card) {
+  return node.use && !node.use.unknown ? node.use.cards.get(card.index) ?? [null, null] : undefined;
+}
+
+function useOfPod(node, card, pod) {
+  return node.use && !node.use.unknown ? node.use.pods.get(`${card.index} ${pod.name}`) ?? [null, null] : undefined;
 }
 
 function tile(node, card) {
@@ -47,7 +59,7 @@ function tile(node, card) {
       "aria-label": describe(node, card),
       data: { card: card.index, state: card.state },
     },
-    head(card, over),
+    head(node, card, over),
     bar(node, card, "core", 1),
     card.slices ? sliced(node, card) : bar(node, card, "memory", 2),
     names(node, card),
@@ -55,9 +67,9 @@ function tile(node, card) {
   return el("div", { role: "listitem" }, button);
 }
 
-function head(card, over) {
+function head(node, card, over) {
   const badges = [card.cut?.toUpperCase(), card.gpuid].filter(Boolean);
-  const said = { unhealthy: "✗ unhealthy", free: "idle" }[card.state] ?? used(card);
+  const said = { unhealthy: "✗ unhealthy", free: "idle" }[card.state] ?? amounts(node, card);
   return el(
     "span",
     { className: "head" },
@@ -67,20 +79,33 @@ function head(card, over) {
   );
 }
 
-function used(card) {
-  return `${percent(card.core[0])} · ${bytes(card.memory[0])}`;
+function amounts(node, card) {
+  const [core, memory] = useOf(node, card) ?? [];
+  return `${usedPercent(core, card.core[0])} · ${usedBytes(memory, card.memory[0])}`;
 }
 
 function bar(node, card, what, at) {
   const all = Math.max(card[what][1], card[what][0], 1);
-  const parts = card.uses.map((use) => part(node.pods[use[0]], use[at] / all));
+  const parts = card.uses.map((use) => {
+    const pod = node.pods[use[0]];
+    return part(pod, use[at], all, useOfPod(node, card, pod)?.[at - 1]);
+  });
   return el("span", { className: `bar ${what}` }, ...parts.filter(Boolean));
 }
 
-function part(pod, share) {
-  if (!share) return null;
+function part(pod, held, all, used) {
+  if (!held) return null;
   const kinds = [pod.reserved && "reserved", pod.unsure && "unsure"].filter(Boolean);
-  return el("i", { className: ["part", `c${pod.colour}`, ...kinds].join(" "), style: { width: `${share * 100}%` } });
+  const className = ["part", `c${pod.colour}`, ...kinds].join(" ");
+  return el("i", { className, style: { width: `${(held / all) * 100}%` } }, rest(held, used));
+}
+
+// Covers the part of a share that is not used, or all of it if its use is not measured.
+function rest(held, used) {
+  if (used === undefined) return null;
+  if (used === null) return el("b", { className: "rest unmeasured" });
+  if (used > held) return el("b", { className: "over" });
+  return el("b", { className: "rest", style: { width: `${(1 - used / held) * 100}%` } });
 }
 
 // Slices are drawn at their position on the card; a free slice is only an outline.
@@ -88,14 +113,16 @@ function sliced(node, card) {
   const parts = card.slices.map(([name, left, width, user]) => {
     const pod = user >= 0 ? node.pods[user] : null;
     const className = pod ? `slice c${pod.colour}` : "slice";
-    return el("i", {
-      className,
-      title: `${name}: ${pod ? pod.name : "free"}`,
-      textContent: name,
-      style: { left: `${left / 10}%`, width: `${width / 10}%` },
-    });
+    const title = `${name}: ${pod ? pod.name : "free"}`;
+    const style = { left: `${left / 10}%`, width: `${width / 10}%` };
+    return el("i", { className, title, style }, pod ? rest(heldBy(card, user), useOfPod(node, card, pod)?.[1]) : null, name);
   });
   return el("span", { className: "bar memory slices" }, ...parts);
+}
+
+// Returns the memory that a pod holds of all its slices of a card. Its use is divided among them alike.
+function heldBy(card, user) {
+  return card.uses.filter(([pod]) => pod === user).reduce((sum, use) => sum + use[2], 0);
 }
 
 function names(node, card) {
@@ -103,13 +130,21 @@ function names(node, card) {
   const shown = pods.slice(0, 2).map((pod) =>
     el(
       "span",
-      { className: "pod", title: pod.name },
+      { className: "pod", title: titleOf(node, card, pod) },
       el("i", { className: `dot c${pod.colour}` }),
       `${mark(pod)}${pod.name.slice(pod.name.indexOf("/") + 1)}`,
     ),
   );
   if (pods.length > 2) shown.push(el("span", { className: "more", textContent: `+${pods.length - 2}` }));
   return el("span", { className: "names" }, ...shown);
+}
+
+function titleOf(node, card, pod) {
+  const used = useOfPod(node, card, pod);
+  if (!used) return pod.name;
+  const held = card.uses.filter((use) => node.pods[use[0]] === pod);
+  const [core, memory] = [1, 2].map((at) => held.reduce((sum, use) => sum + use[at], 0));
+  return `${pod.name}: ${usedPercent(used[0], core)}, ${usedBytes(used[1], memory)} (used/held)`;
 }
 
 function mark(pod) {
@@ -122,8 +157,14 @@ function describe(node, card) {
   const slices = card.slices ? `, ${plural(card.slices.length, "slice")}` : "";
   const what = { unhealthy: "unhealthy, ", free: "idle, " }[card.state] ?? "";
   const amounts = `core ${percent(card.core[0])}, memory ${bytes(card.memory[0])} of ${bytes(card.memory[1])}`;
+  const [core, memory] = useOf(node, card) ?? [null, null];
+  const used = core === null && memory === null ? "" : `, used ${said(core, percent)} and ${said(memory, bytes)}`;
   const name = card.gpuid ? `, GPUID ${card.gpuid}` : "";
-  return `${node.name} card ${card.index}, ${what}${amounts}${slices}${name}${pods.length ? `: ${pods.join(", ")}` : ""}`;
+  return `${node.name} card ${card.index}, ${what}${amounts}${used}${slices}${name}${pods.length ? `: ${pods.join(", ")}` : ""}`;
+}
+
+function said(amount, text) {
+  return amount === null ? "unknown" : text(amount);
 }
 
 function others(node) {

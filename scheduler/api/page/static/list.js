@@ -60,17 +60,22 @@ export class List {
     const row = this.rows[i];
     const key = `${this.columns[i]} ${row.cards.map((card) => card.index)}`;
     let made = this.made.get(row.node.name);
-    if (!made || made.node !== row.node || made.key !== key) {
+    if (!made || made.node !== row.node || made.key !== key || made.use !== row.node.use) {
       const element = section(row, this.columns[i]);
       const focused = made?.element.contains(document.activeElement);
       if (made) made.element.replaceWith(element);
       else this.canvas.insertBefore(element, next);
-      made = { element, key, node: row.node };
+      made = { element, key, node: row.node, use: row.node.use };
       this.made.set(row.node.name, made);
       if (focused) this.tile(this.active)?.focus({ preventScroll: true });
     }
     made.element.style.transform = `translateY(${this.tops[i]}px)`;
     return made.element;
+  }
+
+  // The nodes in the document, of which the page asks what is used.
+  names() {
+    return [...this.made.values()].filter(({ node }) => node.cards.length).map(({ node }) => node.name);
   }
 
   rowAt(y) {

@@ -9,6 +9,19 @@ export class Store {
   pending = { total: 0, pods: [], whys: [], gangs: [], moreGangs: 0 };
   todo = 0;
 
+  // Takes what is really used of the cards of these nodes, and returns whether anything has changed.
+  takeUse(names, found) {
+    let changed = false;
+    for (const name of names) {
+      const node = this.nodes.get(name);
+      const key = JSON.stringify(found[name] ?? null);
+      if (!node || (node.use?.key ?? "null") === key) continue;
+      node.use = found[name] ? used(found[name], key) : null;
+      changed = true;
+    }
+    return changed;
+  }
+
   // Returns whether anything has changed.
   take(answer) {
     const changed = answer.whole || answer.nodes.length || answer.gone.length || answer.pending !== null;
@@ -117,7 +130,19 @@ function hash(text) {
   return value;
 }
 
+// A card is [core, memory] by its index, and so is a pod by the index and its name; null stands for what is not measured.
+function used({ unknown, problem, cards, pods }, key) {
+  return {
+    key,
+    unknown: unknown ?? "",
+    problem: problem ?? "",
+    cards: new Map((cards ?? []).map(([index, ...amounts]) => [index, amounts])),
+    pods: new Map((pods ?? []).map(([index, pod, ...amounts]) => [`${index} ${pod}`, amounts])),
+  };
+}
+
 function prepared(node, before) {
+  node.use = before?.use ?? null;
   colours(node.pods, before);
   node.lower = node.name.toLowerCase();
   node.models = [...new Set(node.cards.map((card) => card.model))];

@@ -9,7 +9,11 @@ import pytest
 from flask.testing import FlaskClient
 
 from mgpu.model.errors import RetryLater
+from mgpu.presentation.measured_use import NodeUse
+from scheduler.api.page.node_use import NodeUses
 from scheduler.api.page.page_app import make_app, make_board
+from tests.agent_pods import agent
+from tests.scheduler.cluster.objects import put
 from tests.scheduler.fake import Replica, cluster
 
 FILES = ("index.html", "app.js", "cards.js", "detail.js", "dom.js", "list.js", "store.js", "waiting.js", "style.css")
@@ -27,7 +31,8 @@ def client(replica: Replica) -> FlaskClient:
 
 def client_of(replica: Replica, host: str = "127.0.0.1") -> FlaskClient:
     process: Any = replica
-    return make_app(make_board(replica.state, replica.settings), process, host).test_client()
+    uses = NodeUses(replica.state, lambda _: NodeUse(), lambda work: work())
+    return make_app(make_board(replica.state, replica.settings), uses, process, host).test_client()
 
 
 def test_static_files_are_served_with_etags(client: FlaskClient) -> None:
@@ -57,7 +62,7 @@ def test_unknown_files_are_not_found(client: FlaskClient, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
-@pytest.mark.parametrize("path", ["/", "/app.js", "/api/cluster", "/api/nodes/n1"])
+@pytest.mark.parametrize("path", ["/", "/app.js", "/api/cluster", "/api/nodes/n1", "/api/use"])
 def test_page_rejects_writes(client: FlaskClient, method: str, path: str) -> None:
     assert client.open(path, method=method).status_code == 405
 
@@ -78,6 +83,13 @@ def test_node_details_are_served(client: FlaskClient) -> None:
     assert client.get("/api/nodes/n2").status_code == 404
 
 
+def test_use_of_the_named_nodes_is_served(replica: Replica, client: FlaskClient) -> None:
+    put(replica, agent("n1", ip="192.0.2.7", port=9404))
+    assert client.get("/api/use?node=n1&node=n2").json == {}
+    assert client.get("/api/use?node=n1&node=n2").json == {"n1": {"cards": [], "pods": []}}
+    assert client.get("/api/use").json == {}
+
+
 def test_page_before_first_sync_is_unavailable(
     replica: Replica, client: FlaskClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +97,7 @@ def test_page_before_first_sync_is_unavailable(
         raise RetryLater("not in sync yet: pods")
 
     monkeypatch.setattr(replica, "may_answer", not_yet)
-    for path in ("/api/cluster", "/api/nodes/n1"):
+    for path in ("/api/cluster", "/api/nodes/n1", "/api/use?node=n1"):
         reply = client.get(path)
         assert (reply.status_code, reply.json) == (503, {"error": "not in sync yet: pods"})
     assert client.get("/").status_code == 200
