@@ -11,6 +11,10 @@ Abilities = Mapping[str, Ability | Unable]
 """What each back end can do on this node, by its name."""
 
 
+MISSING = Unable("this agent does not have it")
+"""The ability of a back end that the agent does not have. For simulated cards that is `driver` without the playground."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The back end that limits containers.
@@ -36,7 +40,7 @@ def choose(setting: str, label: str | None, abilities: Abilities) -> Choice:
         able = [name for name in STRONGEST_FIRST if isinstance(abilities.get(name), Ability)]
         chosen = Choice(able[0]) if able else Choice(NONE, f"no isolation back end works here: {_reasons(abilities)}")
     else:
-        found = abilities.get(wanted)
+        found = abilities.get(wanted, MISSING) if wanted != NONE else None
         chosen = Choice(wanted, found.reason if isinstance(found, Unable) else "")
     if label is not None and label not in CHOICES:
         what = f"the Node's label {ISOLATION_LABEL} must be one of {', '.join(CHOICES)}, not {label}; it is ignored"

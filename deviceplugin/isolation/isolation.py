@@ -13,7 +13,7 @@ from typing import Protocol
 from deviceplugin.cards import NodeGpus
 from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.isolation.backend import Ability, Backend, Key, Measured, Unable
-from deviceplugin.isolation.choice import Choice, choose, holds_anything, not_held
+from deviceplugin.isolation.choice import MISSING, Choice, choose, holds_anything, not_held
 from deviceplugin.isolation.limits import LimitedContainer, Unenforceable, limits_of
 from deviceplugin.isolation.mps.limits import PIPE
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -190,7 +190,7 @@ class Isolation:
 
     def _ability(self, name: str) -> Ability | Unable:
         backend = self._backends.get(name)
-        return Unable("it does not exist on this node") if backend is None else backend.ability()
+        return MISSING if backend is None else backend.ability()
 
     def _report(self, target: Target, reasons: Sequence[str]) -> None:
         """Report limits that are not held. Raises Refused if they are required."""

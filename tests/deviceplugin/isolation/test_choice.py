@@ -29,6 +29,7 @@ FIRST, SECOND = cards(2)
             Choice("none", "no isolation back end works here: driver: the driver is too old"),
         ),
         ("driver", None, {"driver": OLD, "mps": ALL}, Choice("driver", "the driver is too old")),
+        ("driver", None, {"mps": ALL}, Choice("driver", "this agent does not have it")),
         ("none", "mps", {"mps": ALL}, Choice("mps")),
         ("mps", "none", {"mps": ALL}, Choice("none")),
     ],

@@ -137,7 +137,7 @@ def test_pod_that_names_a_back_end_gets_it_whatever_the_node_has_chosen(tmp_path
     ("policy", "named", "backends", "said"),
     [
         (Policy("driver"), "", [FakeBackend("driver", Unable("it is old"))], "isolation back end driver: it is old"),
-        (Policy("none"), "hami-core", [], "isolation back end hami-core: it does not exist on this node"),
+        (Policy("none"), "hami-core", [], "isolation back end hami-core: this agent does not have it"),
         (
             Policy("auto"),
             "",
