@@ -61,7 +61,7 @@ def command(
     """
     sources = Sources(options)
 
-    with_use = UseReader(sources.api, wanted=usage)
+    with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
 
     def read() -> Reading[ClusterWithUse] | None:
         found = read_cluster(sources, _incomplete_gangs)

@@ -1,17 +1,19 @@
 """Asks the node agents what the containers on their nodes really use of the cards (`--usage`).
 
-The agents serve it with their metrics. The requests go through the API server's proxy for Pods, with the rights of the
-user. An agent that does not answer, or must not be asked, makes the use of its node unknown; this is never an error of
-the command. `mgpu.presentation.measured_use` reads the answers.
+The agents serve it with their metrics. If the scheduler has answered what pods hold, it is asked for that too, since it
+reaches the agents, and the user needs no further right. Otherwise the agents are asked through the API server's proxy
+for Pods, with the rights of the user. An agent that does not answer, or must not be asked, makes the use of its node
+unknown; this is never an error of the command. `mgpu.presentation.measured_use` reads the answers.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mgpu.cli.connection import NAMESPACE
-from mgpu.cli.sources import Reading
+from mgpu.cli.scheduler_source import SchedulerSource, Unavailable
+from mgpu.cli.sources import FROM_SCHEDULER, Reading
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.agent_pods import (
     COMPONENT,
@@ -24,8 +26,16 @@ from mgpu.model.agent_pods import (
     find_unready_agent,
 )
 from mgpu.model.errors import shorten
-from mgpu.presentation.answers import ClusterAnswer
-from mgpu.presentation.measured_use import LARGEST_PAGE, ClusterUse, MeasuredUse, UnknownUse, describe_unknown, read_use
+from mgpu.presentation.answers import MOST_NODES, ClusterAnswer
+from mgpu.presentation.measured_use import (
+    LARGEST_PAGE,
+    NO_AGENT,
+    ClusterUse,
+    MeasuredUse,
+    UnknownUse,
+    describe_unknown,
+    read_use,
+)
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import Terminal
 
@@ -41,7 +51,8 @@ _MANY = 100
 """From this number of nodes on, a terminal is told how many agents are asked."""
 ASKED_BY_DEFAULT = 100
 """The most nodes whose agents are asked if the user has not said whether he wants to see the use."""
-NO_AGENT = UnknownUse("there is no Pod of an agent")
+_LONGEST_QUERY = 3000
+"""The most letters of the names in one request, of which the server accepts 4,094 in total. A comma becomes three."""
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -58,12 +69,14 @@ class UseReader:
 
     Args:
         api: a connection with the rights of the user.
+        scheduler: asked about the nodes of a reading that comes from it.
         wanted: whether the user wants to see the use. None means that the agents are asked if there are few nodes, and
             if the user may ask them; otherwise nothing is said about use.
     """
 
-    def __init__(self, api: Api, *, wanted: bool | None) -> None:
+    def __init__(self, api: Api, scheduler: SchedulerSource, *, wanted: bool | None) -> None:
         self._api = api
+        self._scheduler = scheduler
         self._wanted = wanted
         self._last: Reading[ClusterAnswer] | None = None
         self._use: ClusterUse | None = None
@@ -78,27 +91,61 @@ class UseReader:
         reading = found or self._last
         assert reading is not None, "the first reading cannot be unchanged"
         nodes = [node.name for node in reading.value.overview.nodes if node.cards]
-        use = self._ask(nodes)
+        use = self._ask(nodes, reading.origin)
         if found is None and use == self._use:
             return None
         self._last = reading
         self._use = use
         return Reading(ClusterWithUse(reading.value, use), reading.origin)
 
-    def _ask(self, nodes: Sequence[str]) -> ClusterUse | None:
+    def _ask(self, nodes: Sequence[str], origin: str) -> ClusterUse | None:
         if self._wanted is False or (self._wanted is None and len(nodes) > ASKED_BY_DEFAULT):
             return None
-        agents = find_agents(self._api, nodes)
-        if isinstance(agents, UnknownUse):
-            return dict.fromkeys(nodes, agents) if self._wanted else None
         self._tell(len(nodes))
-        return ask_agents(self._api, agents, nodes)
+        found = ask_scheduler(self._scheduler, nodes) if origin == FROM_SCHEDULER else None
+        if found is None:
+            agents = find_agents(self._api, nodes)
+            if isinstance(agents, UnknownUse):
+                return dict.fromkeys(nodes, agents) if self._wanted else None
+            found = ask_agents(self._api, agents, nodes)
+        # Without agents that could measure, a user who has not asked for the use need not read that it is unknown.
+        return found if self._wanted or any(use != NO_AGENT for use in found.values()) else None
 
     def _tell(self, nodes: int) -> None:
         terminal = Terminal(stderr=True)
         if nodes >= _MANY and terminal.is_terminal and not self._has_told:
             terminal.print(f"Asking the agents of {nodes:,} nodes what is used of their cards", style="grey50")
             self._has_told = True
+
+
+def ask_scheduler(scheduler: SchedulerSource, nodes: Sequence[str]) -> ClusterUse | None:
+    """Return what the scheduler has learned from the agents of these nodes, or None if it does not answer."""
+    found: dict[str, MeasuredUse] = {}
+    for batch in _batches(nodes):
+        try:
+            answer = scheduler.use(batch)
+        except Unavailable as error:
+            if not found:
+                return None
+            late = UnknownUse(f"the scheduler does not answer: {error}")
+            return found | {node: late for node in nodes if node not in found}
+        for node in batch:
+            page = answer.pages.get(node)
+            reason = answer.unknown.get(node, "the scheduler has not answered for it")
+            found[node] = UnknownUse(reason) if page is None else read_use(page.encode())
+    return found
+
+
+def _batches(nodes: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the nodes in parts that one request can name."""
+    batch: list[str] = []
+    for node in nodes:
+        if len(batch) == MOST_NODES or len(node) + sum(len(name) + 3 for name in batch) > _LONGEST_QUERY:
+            yield batch
+            batch = []
+        batch.append(node)
+    if batch:
+        yield batch
 
 
 Agents = Mapping[str, Sequence[AgentPod]]

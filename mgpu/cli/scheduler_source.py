@@ -8,7 +8,7 @@ lists the objects of the API server instead.
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,12 +20,15 @@ from mgpu.presentation.answers import (
     EXPLANATION_PATH,
     READER,
     TOKEN_HEADER,
+    USE_PATH,
     VERSION_HEADER,
     ClusterAnswer,
     ExplanationAnswer,
     UnreadableAnswer,
+    UseAnswer,
     decode_cluster,
     decode_explanation,
+    decode_use,
 )
 from mgpu.presentation.plain_text import one_line
 from mgpu.version import own_version
@@ -107,6 +110,11 @@ class SchedulerSource:
         body, headers = self._get(EXPLANATION_PATH, {}, **query)
         answer = _decoded(decode_explanation, body)
         return answer, _freshness(headers, answer.replica)
+
+    def use(self, nodes: Sequence[str]) -> UseAnswer:
+        """Return what the agents of at most `MOST_NODES` nodes have measured. Raises Unavailable."""
+        body, _ = self._get(USE_PATH, {}, node=",".join(nodes))
+        return _decoded(decode_use, body)
 
     def _get(self, path: str, headers: Mapping[str, str], **query: str) -> tuple[bytes, Mapping[str, str]]:
         proxy = f"/api/v1/namespaces/{self._namespace}/services/{SERVICE}/proxy{path}"

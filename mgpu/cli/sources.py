@@ -27,6 +27,8 @@ from mgpu.settings import Settings
 
 T = TypeVar("T")
 AUTO, SCHEDULER, API = "auto", "scheduler", "api"
+FROM_SCHEDULER = "from the scheduler"
+"""The origin of what the scheduler has answered."""
 STALE_SECONDS = 10
 """An answer of the scheduler that may be older than this is shown with its age."""
 _SECONDS = 2.0
@@ -127,7 +129,7 @@ class Sources:
             raise click.UsageError("--config needs --from api: the scheduler answers by its own settings")
         self.api: Api = CountingApi.connect(options.kubeconfig, context=options.context, timeout=30.0)
         self._config = options.config
-        self._scheduler = SchedulerSource(self.api, NAMESPACE)
+        self.scheduler = SchedulerSource(self.api, NAMESPACE)
         self._source = options.source
 
     def settings(self) -> Settings:
@@ -146,17 +148,17 @@ class Sources:
         if not self._config and self._source != API:
             try:
                 with cluster_objects.paused_garbage_collection():
-                    answer = ask(self._scheduler)
+                    answer = ask(self.scheduler)
                 if answer is None:
                     return None
                 value, freshness = answer
                 _tell(freshness)
-                return Reading(value, "from the scheduler")
+                return Reading(value, FROM_SCHEDULER)
             except Unavailable as error:
                 if self._source == SCHEDULER:
                     raise click.ClickException(f"the scheduler does not answer: {error}") from error
                 why = str(error)
-                self._scheduler.forget()
+                self.scheduler.forget()
         with report_api_errors(), cluster_objects.paused_garbage_collection(), listing(self.api, one_line(why)):
             return Reading(from_lists(), "from the API server")
 

@@ -72,7 +72,7 @@ def command(
     kubeconfig or the settings are invalid.
     """
     sources = Sources(options)
-    with_use = UseReader(sources.api, wanted=usage)
+    with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
     prints: Output[ClusterWithUse] = Output(
         lambda found: _json(found.answer.overview, found.use, sort),
         lambda found: _render(found.answer.overview, found.use, sort, limit),

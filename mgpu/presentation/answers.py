@@ -5,7 +5,7 @@ mgpu, since the JSON has the fields of mgpu's own classes: the command compares 
 docs/security.md says who may read the answers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,6 +17,9 @@ from mgpu.presentation.overview import Overview
 
 CLUSTER_PATH = "/commands/cluster"
 EXPLANATION_PATH = "/commands/explanation"
+USE_PATH = "/commands/use"
+MOST_NODES = 64
+"""The most nodes of one request to `USE_PATH`."""
 TOKEN_HEADER = "X-Mgpu-Token"
 """The header with the token. The API server removes the header Authorization when it passes a request on."""
 VERSION_HEADER = "X-Mgpu-Version"
@@ -48,11 +51,26 @@ class ExplanationAnswer:
     replica: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class UseAnswer:
+    """What the agents of some nodes have measured.
+
+    Attributes:
+        pages: the lines of each agent's metrics that say what is used, by node. The command reads them, since this
+            takes longer than to pass them on, and the scheduler has other work (`mgpu.presentation.measured_use`).
+        unknown: the reason for each node whose agent has not answered.
+    """
+
+    pages: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for a text that is not JSON of the type, is not UTF-8, or is nested too deeply."""
 _cluster = msgspec.json.Decoder(ClusterAnswer)
 _nodes = msgspec.json.Decoder(NodeView)
 _explanation = msgspec.json.Decoder(ExplanationAnswer)
+_use = msgspec.json.Decoder(UseAnswer)
 
 
 class UnreadableAnswer(ValueError):
@@ -93,5 +111,17 @@ def decode_explanation(text: bytes) -> ExplanationAnswer:
     """Return the answer. Raises UnreadableAnswer."""
     try:
         return _explanation.decode(text)
+    except _UNREADABLE as error:
+        raise UnreadableAnswer(str(error)) from error
+
+
+def encode_use(answer: UseAnswer) -> bytes:
+    return msgspec.json.encode(answer)
+
+
+def decode_use(text: bytes) -> UseAnswer:
+    """Return the answer. Raises UnreadableAnswer."""
+    try:
+        return _use.decode(text)
     except _UNREADABLE as error:
         raise UnreadableAnswer(str(error)) from error

@@ -5,7 +5,7 @@ Everything else in this package shows what pods *hold*; this module is about wha
 before it is parsed, each line is limited, and a number that cannot be right counts as not measured.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +101,7 @@ class UnknownUse:
 MeasuredUse = NodeUse | UnknownUse
 ClusterUse = Mapping[str, MeasuredUse]
 """What is used of the cards, by node. Nodes that were not asked are missing."""
+NO_AGENT = UnknownUse("there is no Pod of an agent")
 NO_MEASUREMENTS = UnknownUse("the agent measures no use")
 
 
@@ -123,15 +124,26 @@ class UseOfCards:
         return self.pods.get((index, pod), NOT_MEASURED)
 
 
-def read_use(page: bytes) -> MeasuredUse:
-    """Return what an agent's page `/metrics` says about real use."""
+def lines_about_use(page: bytes) -> str | UnknownUse:
+    """Return the lines of an agent's page `/metrics` that say what is used, or why the page is not parsed."""
     if len(page) > LARGEST_PAGE:
         return UnknownUse(f"the metrics of the agent have more than {LARGEST_PAGE >> 20} MiB")
     try:
         lines = [line for line in page.decode().splitlines() if line.startswith(_NAMES)]
-        if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
-            return UnknownUse("the metrics of the agent have too many or too long lines")
-        cards, containers, problems = _read_samples(lines)
+    except UnicodeDecodeError:
+        return UnknownUse("the metrics of the agent are not text in UTF-8")
+    if len(lines) > _MOST_LINES or any(len(line) > _LONGEST_LINE for line in lines):
+        return UnknownUse("the metrics of the agent have too many or too long lines")
+    return "\n".join(lines)
+
+
+def read_use(page: bytes) -> MeasuredUse:
+    """Return what an agent's page `/metrics` says about real use."""
+    text = lines_about_use(page)
+    if isinstance(text, UnknownUse):
+        return text
+    try:
+        cards, containers, problems = _read_samples(text)
     except (ValueError, IndexError, KeyError) as error:
         # The parser raises IndexError for some malformed lines, and KeyError means that a label is missing.
         return UnknownUse(f"the metrics of the agent cannot be read: {str(error)[:100] or type(error).__name__}")
@@ -149,7 +161,7 @@ _Samples = Mapping[str, float]
 
 
 def _read_samples(
-    lines: Iterable[str],
+    lines: str,
 ) -> tuple[list[tuple[_CardKey, _Samples]], list[tuple[_ContainerKey, _Samples]], set[str]]:
     """Return the values of each card and of each container on a card by the names of the metrics, sorted.
 
@@ -160,7 +172,7 @@ def _read_samples(
     cards: dict[_CardKey, dict[str, float]] = {}
     containers: dict[_ContainerKey, dict[str, float]] = {}
     problems = set()
-    for metric in text_string_to_metric_families("\n".join(lines)):
+    for metric in text_string_to_metric_families(lines):
         for sample in metric.samples:
             labels = sample.labels
             if sample.name in _OF_CARDS:

@@ -431,6 +431,17 @@ def test_measuring_use_adds_the_hosts_process_ids_and_nothing_else(tmp_path: Pat
     assert before == after
 
 
+def test_only_the_scheduler_reaches_the_metrics_of_the_agents_for_the_page() -> None:
+    documents = tuple(yaml.load_all((MANIFESTS / "base" / "network.yaml").read_text(), yaml.CSafeLoader))
+    own = named(documents, "NetworkPolicy", "mgpu-deviceplugin")["spec"]
+    (rule,) = own["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "scheduler"
+    assert "namespaceSelector" not in peer
+    assert [port["port"] for port in rule["ports"]] == [9404]
+    assert own["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "deviceplugin"
+
+
 def test_limits_of_the_driver_add_what_they_need_and_nothing_else(tmp_path: Path) -> None:
     component = MANIFESTS / "components" / "isolation-driver"
     before = deepcopy(rendered(MANIFESTS / "base"))  # The documents are rendered once for all tests.

@@ -1,4 +1,4 @@
-"""Serves `/commands/cluster` and `/commands/explanation`, both read-only, for `mgpu.cli.scheduler_source`.
+"""Serves `/commands/cluster`, `/commands/explanation` and `/commands/use`, read-only, for `mgpu.cli.scheduler_source`.
 
 They are on the port of the binding admission, since the API server reaches this port already, and only the addresses of
 API servers may call it. `readers` checks each request in addition. All replicas answer; one that does not decide says
@@ -20,13 +20,17 @@ from mgpu.model.object_names import LONGEST_NAME, is_namespace_name, is_object_n
 from mgpu.presentation.answers import (
     CLUSTER_PATH,
     EXPLANATION_PATH,
+    MOST_NODES,
     TOKEN_HEADER,
+    USE_PATH,
     VERSION_HEADER,
     ExplanationAnswer,
     encode_explanation,
+    encode_use,
 )
 from mgpu.serving.review import BadRequest
 from mgpu.version import own_version
+from scheduler.api.commands.agent_pages import AgentPages
 from scheduler.api.commands.live_overview import LiveOverview
 from scheduler.api.commands.readers import Readers
 from scheduler.api.replica import Replica
@@ -69,10 +73,11 @@ class _LiveFilter(Filter):
 
 
 def serve_commands(app: Flask, replica: Replica, clock: Callable[[], float] = time.monotonic) -> None:
-    """Add both endpoints to the app."""
+    """Add the endpoints to the app."""
     endpoints = _Endpoints(replica, clock)
     app.add_url_rule(CLUSTER_PATH, "commands cluster", endpoints.cluster)
     app.add_url_rule(EXPLANATION_PATH, "commands explanation", endpoints.explanation)
+    app.add_url_rule(USE_PATH, "commands use", endpoints.use)
 
 
 class _Endpoints:
@@ -89,6 +94,7 @@ class _Endpoints:
         gangs = GangOutlooks(replica.state, filter_, replica.settings, limits=LEAST, pace=pace)
         self._explainer = Explainer(replica.state, replica.settings, filter_, gangs, limits=SHORT, pace=pace)
         self._explaining = threading.Lock()
+        self._agents = AgentPages(replica.state)
         self._places = threading.Semaphore(_MOST_ANSWERED)
 
     def cluster(self) -> Response:
@@ -96,6 +102,9 @@ class _Endpoints:
 
     def explanation(self) -> Response:
         return self._answer(self._explanation)
+
+    def use(self) -> Response:
+        return self._answer(self._use)
 
     def _answer(self, view: Callable[[], Response]) -> Response:
         """Return the reply of the view if the caller may read, this replica can answer, and few enough callers wait."""
@@ -122,6 +131,13 @@ class _Endpoints:
         nodes = tuple(dict.fromkeys(filter(None, request.args.get("node", "").split(","))))
         _check_names(kind, namespace, name, nodes)
         body = self._explain(kind, namespace, name, nodes)
+        return _packed(gzip.compress(body, 1, mtime=0), "application/json", self._headers(0.0))
+
+    def _use(self) -> Response:
+        nodes = tuple(dict.fromkeys(filter(None, request.args.get("node", "").split(","))))
+        if len(nodes) > MOST_NODES:
+            raise BadRequest(400, f"node must name at most {MOST_NODES} nodes")
+        body = encode_use(self._agents.answer(nodes))
         return _packed(gzip.compress(body, 1, mtime=0), "application/json", self._headers(0.0))
 
     def _explain(self, kind: str, namespace: str, name: str, nodes: Sequence[str]) -> bytes:

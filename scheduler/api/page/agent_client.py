@@ -1,4 +1,4 @@
-"""Reads the metrics of a node agent from the address of its Pod, for the web page.
+"""Reads the metrics of a node agent from the address of its Pod, for the web page and the commands.
 
 A node may be hostile: it chooses the address in the status of its Pods, and what it answers. So this process connects
 to no address of its own host, sends no credentials, follows no redirection, and limits the bytes and the seconds of the
@@ -7,14 +7,14 @@ whole answer. `urllib3` and `http.client` limit the seconds only for each part o
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http.client import HTTPException, HTTPResponse
 from io import BufferedReader, RawIOBase
 from typing import Any
 
 from mgpu.model.addresses import is_global_unicast, read_peer
-from mgpu.model.agent_pods import AgentPod
-from mgpu.presentation.measured_use import LARGEST_PAGE, MeasuredUse, UnknownUse, read_use
+from mgpu.model.agent_pods import AgentPod, find_ready_agent, find_unready_agent
+from mgpu.presentation.measured_use import LARGEST_PAGE, NO_AGENT, MeasuredUse, UnknownUse, read_use
 
 SECONDS = 2.0
 """How long an agent may take for its whole answer."""
@@ -23,7 +23,21 @@ _HEAD_BYTES = 16 << 10
 
 
 def ask(pod: AgentPod, allows: Callable[[str], bool] | None = None) -> MeasuredUse:
-    """Return what the agent in a Pod has measured on its node.
+    """Return what the agent in a Pod has measured on its node. The arguments are those of `fetch`."""
+    page = fetch(pod, allows)
+    return page if isinstance(page, UnknownUse) else read_use(page)
+
+
+def find(agents: Collection[AgentPod]) -> AgentPod | UnknownUse:
+    """Return which of the agents on a node to ask, or why none can be asked."""
+    unready = find_unready_agent(agents)
+    if unready is not None:
+        return UnknownUse(f"the agent is not ready ({unready.problem})")
+    return find_ready_agent(agents) or NO_AGENT
+
+
+def fetch(pod: AgentPod, allows: Callable[[str], bool] | None = None) -> bytes | UnknownUse:
+    """Return the page `/metrics` of the agent in a Pod, or why it cannot be read.
 
     Args:
         allows: returns whether this process may connect to an address. By default, it must be one of a network.
@@ -36,9 +50,7 @@ def ask(pod: AgentPod, allows: Callable[[str], bool] | None = None) -> MeasuredU
         status, body = _get(pod.ip, pod.port)
     except (OSError, HTTPException) as error:
         return UnknownUse(f"the agent does not answer: {str(error)[:200] or type(error).__name__}")
-    if status != 200:
-        return UnknownUse(f"the agent answers with the status {status}")
-    return read_use(body)
+    return body if status == 200 else UnknownUse(f"the agent answers with the status {status}")
 
 
 def _is_of_a_network(ip: str) -> bool:

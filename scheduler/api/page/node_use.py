@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mgpu.model.agent_pods import AgentPod, find_ready_agent, find_unready_agent
-from mgpu.presentation.measured_use import MeasuredUse, UnknownUse, Used, use_of_cards
-from scheduler.api.page.agent_client import ask
+from mgpu.model.agent_pods import AgentPod
+from mgpu.presentation.measured_use import MeasuredUse, UnknownUse, use_of_cards
+from scheduler.api.page.agent_client import ask, find
 from scheduler.api.page.page_data import Json, view_of
 from scheduler.api.page.waiting_list import in_a_thread
 from scheduler.cluster.cache import ClusterCache
@@ -115,23 +115,17 @@ class NodeUses:
                     self._known[name] = _Known(found, row.asked_at, row.wanted_at)
 
     def _read(self, name: str) -> Json:
-        agents = self._state.agents_on(name)
-        pod = find_ready_agent(agents)
-        if pod is None:
-            unready = find_unready_agent(agents)
-            reason = f"the agent is not ready ({unready.problem})" if unready else "there is no Pod of an agent"
-            return {"unknown": reason}
-        use = self._ask(pod)
+        pod = find(self._state.agents_on(name))
+        use = pod if isinstance(pod, UnknownUse) else self._ask(pod)
         contents = self._state.node_contents(name)
         if isinstance(use, UnknownUse) or contents is None:
             return {"unknown": use.reason if isinstance(use, UnknownUse) else "the node is gone"}
-        found = use_of_cards(view_of(contents), use)
+        view = view_of(contents)
+        found = use_of_cards(view, use)
+        # A hostile agent may name any pods and cards. Those that the node does not have are left out.
+        held = {(view.state.card.index, use.pod) for view in view.cards for use in view.uses}
         return {
-            "cards": [[index, *_amounts(used)] for index, used in sorted(found.cards.items())],
-            "pods": [[index, pod, *_amounts(used)] for (index, pod), used in sorted(found.pods.items())],
+            "cards": [[card.state.card.index, *found.of_card(card.state.card.index)] for card in view.cards],
+            "pods": [[index, pod, *used] for (index, pod), used in sorted(found.pods.items()) if (index, pod) in held],
             **({"problem": use.problem} if use.problem else {}),
         }
-
-
-def _amounts(used: Used) -> tuple[int | None, int | None]:
-    return used.core, used.memory

@@ -1,7 +1,7 @@
 """`--usage`: whom the commands ask, what they show, and that an agent that does not answer is not a use of 0."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +11,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from deviceplugin.health import HealthServer
-from mgpu.cli.agent_metrics import ClusterWithUse, UseReader, ask_agents, find_agents, unknown_lines
+from mgpu.cli.agent_metrics import ClusterWithUse, UseReader, ask_agents, ask_scheduler, find_agents, unknown_lines
 from mgpu.cli.main import main
-from mgpu.cli.sources import Reading
+from mgpu.cli.scheduler_source import SchedulerSource, Unavailable
+from mgpu.cli.sources import FROM_SCHEDULER, Reading
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.presentation.answers import ClusterAnswer
+from mgpu.presentation.answers import ClusterAnswer, UseAnswer
 from mgpu.presentation.card_views import CardView, NodeView
 from mgpu.presentation.measured_use import ClusterUse, MeasuredUse, NodeUse, UnknownUse, Used
 from mgpu.presentation.overview import Overview
@@ -70,10 +71,25 @@ class Server(Api):
         return answer
 
 
+class Scheduler(SchedulerSource):
+    """A scheduler that knows these pages, and answers `answers` requests."""
+
+    def __init__(self, pages: Mapping[str, bytes] = MappingProxyType({}), answers: int = 0) -> None:
+        self._pages = pages
+        self._answers = answers
+        self.asked: list[int] = []
+
+    def use(self, nodes: Sequence[str]) -> UseAnswer:
+        if len(self.asked) == self._answers:
+            raise Unavailable("too many commands ask")
+        self.asked.append(len(nodes))
+        pages = {node: self._pages[node].decode() for node in nodes if node in self._pages}
+        return UseAnswer(pages, {node: "gone" for node in nodes if node == "gone"})
+
+
 def use_of(server: Server, nodes: list[str]) -> ClusterUse:
     """Return what `--usage` shows for these nodes."""
-    views = tuple(NodeView(node, (CardView(state()),)) for node in nodes)
-    found = UseReader(server, wanted=True).read(Reading(ClusterAnswer(Overview(views)), ""))
+    found = UseReader(server, Scheduler(), wanted=True).read(reading(*nodes, origin=""))
     assert found is not None
     assert found.value.use is not None
     return found.value.use
@@ -150,21 +166,60 @@ def test_nodes_with_one_reason_share_a_line_and_many_are_counted() -> None:
 def test_watch_shows_the_last_cluster_again_when_only_its_use_has_changed() -> None:
     answers: dict[str, bytes | Exception] = {}
     nodes = (NodeView("n1", (CardView(state()),)), NodeView("bare", ()))
-    reader = UseReader(Server(agent(port=1), answers=answers), wanted=True)
-    reading = Reading(ClusterAnswer(Overview(nodes)), "from the scheduler")
+    reader = UseReader(Server(agent(port=1), answers=answers), Scheduler(), wanted=True)
+    cluster = Reading(ClusterAnswer(Overview(nodes)), "")
 
     def used(memory: int, found: Reading[ClusterAnswer] | None) -> Reading[ClusterWithUse] | None:
         answers["agent-n1"] = page(cards=[(0, 0.5, memory)])
         return reader.read(found)
 
-    first, same, other = used(1, reading), used(1, None), used(2, None)
+    first, same, other = used(1, cluster), used(1, None), used(2, None)
     assert first is not None
     assert first.value.use is not None
     assert list(first.value.use) == ["n1"]
     assert same is None
     assert other is not None
-    assert (other.value.answer, other.origin) == (reading.value, reading.origin)
+    assert (other.value.answer, other.origin) == (cluster.value, cluster.origin)
     assert other.value.use != first.value.use
+
+
+def reading(*nodes: str, origin: str = FROM_SCHEDULER) -> Reading[ClusterAnswer]:
+    views = tuple(NodeView(node, (CardView(state()),)) for node in nodes)
+    return Reading(ClusterAnswer(Overview(views)), origin)
+
+
+def test_the_scheduler_is_asked_if_it_has_answered_what_pods_hold() -> None:
+    scheduler = Scheduler({"n1": page(cards=[(0, 0.5, GIB)])}, 9)
+    found = UseReader(Server(error=FORBIDDEN), scheduler, wanted=True).read(reading("n1", "gone", "other"))
+    assert found is not None
+    assert found.value.use is not None
+    assert isinstance(found.value.use["n1"], NodeUse)
+    assert found.value.use["gone"] == UnknownUse("gone")
+    assert found.value.use["other"] == UnknownUse("the scheduler has not answered for it")
+
+
+def test_a_scheduler_is_asked_about_few_nodes_at_a_time_and_may_fail_in_between() -> None:
+    names = [f"n{i}" for i in range(200)]
+    scheduler = Scheduler(dict.fromkeys(names, b""), 2)
+    found = ask_scheduler(scheduler, names)
+    assert scheduler.asked == [64, 64]
+    assert found is not None
+    assert list(found.values())[127:129] == [
+        UnknownUse("the agent measures no use"),
+        UnknownUse("the scheduler does not answer: too many commands ask"),
+    ]
+    assert len(found) == 200
+    scheduler = Scheduler(dict.fromkeys(names, b""), 9)
+    assert ask_scheduler(scheduler, [f"{'n' * 240}{i}" for i in range(30)])
+    assert max(scheduler.asked) < 14
+
+
+def test_the_agents_are_asked_through_the_api_server_if_the_scheduler_does_not_answer() -> None:
+    server = Server(agent(port=1), answers={"agent-n1": page(cards=[(0, 0.5, GIB)])})
+    found = UseReader(server, Scheduler(), wanted=True).read(reading("n1"))
+    assert found is not None
+    assert found.value.use is not None
+    assert isinstance(found.value.use["n1"], NodeUse)
 
 
 @pytest.mark.parametrize(
@@ -182,8 +237,7 @@ def test_watch_shows_the_last_cluster_again_when_only_its_use_has_changed() -> N
 def test_by_default_few_agents_are_asked_if_the_user_may(
     wanted: bool | None, nodes: int, server: Server, *, asked: bool
 ) -> None:
-    views = tuple(NodeView(f"n{i}", (CardView(state()),)) for i in range(nodes))
-    found = UseReader(server, wanted=wanted).read(Reading(ClusterAnswer(Overview(views)), ""))
+    found = UseReader(server, Scheduler(), wanted=wanted).read(reading(*(f"n{i}" for i in range(nodes)), origin=""))
     assert found is not None
     assert (found.value.use is not None) == asked
     assert bool(server.asked) == asked

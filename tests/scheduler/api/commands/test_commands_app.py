@@ -13,10 +13,13 @@ from mgpu.presentation.answers import (
     AUDIENCE,
     CLUSTER_PATH,
     EXPLANATION_PATH,
+    MOST_NODES,
     TOKEN_HEADER,
+    USE_PATH,
     VERSION_HEADER,
     decode_cluster,
     decode_explanation,
+    decode_use,
 )
 from mgpu.serving.app import new_app
 from mgpu.serving.review import BadRequest
@@ -71,12 +74,21 @@ def client_of(replica: Replica, reviews: Reviews, monkeypatch: pytest.MonkeyPatc
     return app.test_client()
 
 
-@pytest.mark.parametrize("path", [CLUSTER_PATH, f"{EXPLANATION_PATH}?kind=Pod&namespace=default&name=p"])
+@pytest.mark.parametrize(
+    "path", [CLUSTER_PATH, f"{EXPLANATION_PATH}?kind=Pod&namespace=default&name=p", f"{USE_PATH}?node=n1"]
+)
 def test_without_a_valid_token_nothing_is_answered(client: FlaskClient, path: str) -> None:
     assert client.get(path).status_code == 401
     refused = client.get(path, headers={TOKEN_HEADER: "stolen"})
     assert (refused.status_code, list(refused.get_json())) == (403, ["error"])
     assert client.get(path, headers=TOKEN).status_code == 200
+
+
+def test_what_is_used_is_answered_for_some_nodes(client: FlaskClient) -> None:
+    found = decode_use(gzip.decompress(client.get(f"{USE_PATH}?node=n1,n1,nobody", headers=TOKEN).data))
+    assert found.unknown == dict.fromkeys(["n1", "nobody"], "there is no Pod of an agent")
+    many = ",".join(f"n{i}" for i in range(MOST_NODES + 1))
+    assert client.get(f"{USE_PATH}?node={many}", headers=TOKEN).status_code == 400
 
 
 @pytest.mark.parametrize(

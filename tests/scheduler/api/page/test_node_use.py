@@ -22,9 +22,12 @@ from tests.scheduler.fake import Replica, cluster
 GIB = 1 << 30
 USE = NodeUse(
     (CardInUse(0, "GPU-n1-0", Used(300, 5 * GIB)),),
-    (ContainerUse("default/p", "c", 0, "GPU-n1-0", Used(120, None)),),
+    (
+        ContainerUse("default/p", "c", 0, "GPU-n1-0", Used(120, None)),
+        ContainerUse("default/<b>invented", "c", 0, "GPU-n1-0", Used(120, None)),
+    ),
 )
-JSON = {"cards": [[0, 300, 5 * GIB]], "pods": [[0, "default/p", 120, None]]}
+JSON = {"cards": [[0, 300, 5 * GIB], [1, None, None]], "pods": [[0, "default/p", 120, None]]}
 
 
 class Agents:
@@ -132,7 +135,7 @@ def test_an_error_with_one_node_does_not_hide_the_others(replica: Replica, caplo
     uses.json(["n1", "n2"])
     found = uses.json(["n1", "n2"])
     assert found["n1"] == {"unknown": "an internal error occurred; the scheduler's log has the details"}
-    assert found["n2"]["cards"] == [[0, 300, 5 * GIB]]
+    assert found["n2"]["cards"] == [[0, 300, 5 * GIB], [1, None, None]]
     assert "a bug" in caplog.text
 
 

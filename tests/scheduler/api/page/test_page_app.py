@@ -86,7 +86,9 @@ def test_node_details_are_served(client: FlaskClient) -> None:
 def test_use_of_the_named_nodes_is_served(replica: Replica, client: FlaskClient) -> None:
     put(replica, agent("n1", ip="192.0.2.7", port=9404))
     assert client.get("/api/use?node=n1&node=n2").json == {}
-    assert client.get("/api/use?node=n1&node=n2").json == {"n1": {"cards": [], "pods": []}}
+    assert client.get("/api/use?node=n1&node=n2").json == {
+        "n1": {"cards": [[0, None, None], [1, None, None]], "pods": []}
+    }
     assert client.get("/api/use").json == {}
 
 
