@@ -12,7 +12,7 @@ Abilities = Mapping[str, Ability | Unable]
 
 
 MISSING = Unable("this agent does not have it")
-"""The ability of a back end that the agent does not have. For simulated cards that is `driver` without the playground."""
+"""The ability of a back end that the agent lacks, such as `driver` on simulated cards without the playground."""
 
 
 @dataclass(frozen=True, slots=True)
