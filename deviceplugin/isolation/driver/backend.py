@@ -238,8 +238,20 @@ class DriverBackend:
         results = await asyncio.to_thread(lambda: [enforce(self._limits, c, limit) for c, limit in wanted])
         self._measured = tuple(result.measured for result in results if result.measured is not None)
         self._reported &= {(container.id, limit.card.uuid) for container, limit in wanted}
+        ended = await self._ended(container.id for (container, _), r in zip(wanted, results, strict=True) if r.problem)
         for (container, limit), result in zip(wanted, results, strict=True):
-            self._report(container, limit, result.problem)
+            if container.id not in ended:
+                self._report(container, limit, result.problem)
+
+    async def _ended(self, ids: Iterable[str]) -> Collection[str]:
+        """Return which of these containers have ended by now: the cgroup of a container is gone when it ends."""
+        suspects = {*ids}
+        if not suspects:
+            return ()
+        try:
+            return suspects - {container.id for container in await self._runtime.running()}
+        except RetryLater:
+            return suspects  # The next check reports them.
 
     def _report(self, container: RunningContainer, limit: CardLimit, problem: str) -> None:
         """Report once for each container and card that the limit is not in force, until it is again."""

@@ -230,6 +230,19 @@ def test_cgroup_that_is_gone_or_unknown_is_said(rig: Rig) -> None:
     assert rig.said[-1].endswith("the cgroup is gone, or the agent cannot open it")
 
 
+def test_container_that_ends_during_the_check_is_no_reason_for_an_event(rig: Rig) -> None:
+    target = rig.take("p", 1024)
+    prepared(rig, target)
+    listed = [[RunningContainer("x", target.gpu_pod.pod.uid, "c", rig.root / "gone")], []]
+
+    async def running() -> list[RunningContainer]:
+        return listed.pop(0)
+
+    rig.runtime.running = running  # type: ignore[method-assign]
+    rig.check()
+    assert (rig.said, listed) == ([], [])
+
+
 def test_use_above_the_limit_before_it_was_set_is_said(rig: Rig) -> None:
     target = rig.take("p", 1024)
     prepared(rig, target)
