@@ -8,7 +8,7 @@ here must be part of the fingerprint.
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest, peak
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, read_pod
 from mgpu.model.quantities import QuantityError, whole_number
+from mgpu.model.raw_objects import table_at
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -266,13 +267,21 @@ def _amount(container: Container, resource: str) -> int:
 
 
 def _control_disabled(raw: Mapping[str, Any]) -> frozenset[str]:
-    """Return the containers that set CUDA_DISABLE_CONTROL. The API server lets nobody change variables of a pod."""
-    rows = [row for kind in ("initContainers", "containers") for row in raw["spec"].get(kind) or ()]
+    """Return the containers that set CUDA_DISABLE_CONTROL. It is not in the fingerprint: variables of a pod are fixed."""
+    spec = table_at(raw, "spec")
+    rows = [row for kind in ("initContainers", "containers") for row in spec.get(kind) or () if isinstance(row, dict)]
     return frozenset(
-        row["name"]
+        str(row.get("name"))
         for row in rows
-        if any(one.get("name") == _CONTROL and one.get("value") == "true" for one in row.get("env") or ())
+        if any(
+            isinstance(one, dict) and one.get("name") == _CONTROL and one.get("value") == "true" for one in _env(row)
+        )
     )
+
+
+def _env(container: Mapping[str, Any]) -> Sequence[Any]:
+    found = container.get("env")
+    return found if isinstance(found, list) else ()
 
 
 def _grace(raw: Mapping[str, Any]) -> int:

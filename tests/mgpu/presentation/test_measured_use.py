@@ -44,7 +44,7 @@ def test_a_page_without_measurements_is_not_a_use_of_0(text: bytes) -> None:
 
 def test_a_problem_of_measuring_is_said_in_words() -> None:
     problem = b'mgpu_usage_problem{reason="no-host-pids"} 1\nmgpu_usage_problem{reason="\x1b[2J"} 1\n'
-    text = "the agents see no processes of other containers, so the use per container is not measured"
+    text = "processes of other containers cannot be seen, so the use per container is not measured"
     found = read_use(page(cards=[(0, 0.5, GIB)]) + problem)
     assert isinstance(found, NodeUse)
     assert found.problem == text
