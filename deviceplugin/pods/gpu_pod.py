@@ -267,16 +267,14 @@ def _amount(container: Container, resource: str) -> int:
 
 
 def _control_disabled(raw: Mapping[str, Any]) -> frozenset[str]:
-    """Return the containers that set CUDA_DISABLE_CONTROL. It is not in the fingerprint: variables of a pod are fixed."""
+    """Return the containers that set CUDA_DISABLE_CONTROL. The fingerprint does not cover it: variables are fixed."""
     spec = table_at(raw, "spec")
     rows = [row for kind in ("initContainers", "containers") for row in spec.get(kind) or () if isinstance(row, dict)]
-    return frozenset(
-        str(row.get("name"))
-        for row in rows
-        if any(
-            isinstance(one, dict) and one.get("name") == _CONTROL and one.get("value") == "true" for one in _env(row)
-        )
-    )
+    return frozenset(str(row.get("name")) for row in rows if any(map(_disables_control, _env(row))))
+
+
+def _disables_control(variable: Any) -> bool:
+    return isinstance(variable, dict) and variable.get("name") == _CONTROL and variable.get("value") == "true"
 
 
 def _env(container: Mapping[str, Any]) -> Sequence[Any]:
