@@ -44,7 +44,7 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     Args:
         note: Receives a line for each problem of a node or a pod.
     """
-    simulation = _Simulation(world, settings, note)
+    simulation = Simulation(world, settings, note)
     for name, node in simulation.cluster.partitioned.items():
         if node.problem:
             note(f"node {name}: its slices are ignored: {node.problem}")
@@ -53,8 +53,11 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     return Result(outcomes, simulation.node_views())
 
 
-class _Simulation:
-    """One simulation. `take_in` is called once, before the first `submit`."""
+class Simulation:
+    """One simulation. `take_in` is called once, before the first `submit`.
+
+    `playground.simulate.right_sizing` places pods with other requests than their own.
+    """
 
     def __init__(self, world: World, settings: Settings, note: Callable[[str], None]) -> None:
         self._settings = settings
@@ -180,6 +183,49 @@ class _Simulation:
         message = "; ".join(f"{name}: {reason}" for name, reason in outcome.rejections.items())
         self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), message)
         return outcome
+
+    def admitted(self, raw: Raw) -> Raw | None:
+        """Return the pod as the webhook changes it, or None if it is denied."""
+        outcome = Outcome(read_pod(raw))
+        changed = self._admit(outcome, raw)
+        return None if outcome.denied else changed
+
+    def place(self, raw: Raw, request: GpuRequest) -> str | None:
+        """Place an admitted pod with this request instead of its own. Return its node, or None if it fits nowhere."""
+        outcome = Outcome(read_pod(raw))
+        placements = self._filter(outcome, raw, request)
+        if not placements:
+            return None
+        node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
+        placement = placements[node]
+        self.cluster.reserve(outcome.pod, raw, node)
+        if placement is not None:
+            self.cluster.place(outcome.pod, request, placement, node)
+        return node
+
+    def count_further(self, raw: Raw, request: GpuRequest) -> int:
+        """Return how many further pods like this one fit at the same time. Nothing stays placed.
+
+        The nodes are filled one after the other, which gives the same number as any other order, since the pods are
+        equal, and takes a fraction of the time.
+        """
+        count = 0
+        for name, node in self.cluster.raw.items():
+            used = self.cluster.used[name]
+            placed: list[str] = []
+            while not fit.fits(raw, node, used, _counted(node)):
+                uid = f"further/{name}/{len(placed)}"
+                pod = replace(read_pod(raw), uid=uid)
+                placement = self._assess(pod, request, name)
+                if not isinstance(placement, Placement):
+                    break
+                self.cluster.place(pod, request, placement, name)
+                placed.append(uid)
+                used = add_requests(used, requests_of(raw))
+            for uid in placed:
+                self.cluster.release(uid)
+            count += len(placed)
+        return count
 
     def _submit_mtgpupod(self, raw: Raw) -> Outcome:
         outcome = Outcome(read_pod(raw), dialect=mtgpu.NAME, kind=mtgpu.KIND)

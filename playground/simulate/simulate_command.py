@@ -26,24 +26,34 @@ Examples:
   mgpu simulate cluster.yaml --card-policy spread -o json
   kubectl get nodes,devices,pods -A -o yaml | mgpu simulate - --fail-on-pending
   mgpu simulate openb --help
+  mgpu simulate right-sizing --help
 """
 
 
-class CommandWithExperiment(click.Command):
-    """The command `mgpu simulate`, which runs `mgpu simulate openb` if its first argument is `openb`.
+_COMMANDS = {
+    "openb": "Measure what share of the GPUs a policy allocates while the pods of a trace arrive.",
+    "right-sizing": "Report what would fit if shares were as large as what pods have used.",
+}
 
-    A file that is called `openb` has to be given as `./openb`.
+
+class CommandWithOthers(click.Command):
+    """The command `mgpu simulate`, which runs another command if its first argument is the name of one.
+
+    A file with such a name has to be given as `./openb`.
     """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
+        # The commands are imported here because a simulation of files does not need them.
         if args[:1] == ["openb"]:
-            from playground.simulate.openb.openb_command import (
-                command as openb,  # imported here because a simulation of files does not need the experiment
-            )
+            from playground.simulate.openb.openb_command import command as openb
 
             return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
+        if args[:1] == ["right-sizing"]:
+            from playground.simulate.right_sizing.right_sizing_command import command as right_sizing
+
+            return right_sizing.make_context(f"{info_name} right-sizing", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -52,11 +62,10 @@ class CommandWithExperiment(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
         with formatter.section("Commands"):
-            text = "Measure what share of the GPUs a policy allocates while the pods of a trace arrive."
-            formatter.write_dl([("openb", text)])
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
-@click.command(cls=CommandWithExperiment, epilog=EXAMPLES)
+@click.command(cls=CommandWithOthers, epilog=EXAMPLES)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option("--card-policy", type=click.Choice(CARD_POLICIES), help="Overrides cardPolicy of the settings.")
