@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from mgpu.cli.main import main
 from mgpu.dialects.record_verification import Reason
 from mgpu.settings import Settings
+from playground.simulate.simulate_command import CommandWithOthers
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -86,6 +87,8 @@ def problem(words: list[str]) -> str:
                 break
             return f"no command {rest[0]!r}"
         command, rest = found, rest[1:]
+    if isinstance(command, CommandWithOthers) and rest and (other := command.other(rest[0])):
+        command, rest = other, rest[1:]
     known = {name for p in command.get_params(click.Context(command)) for name in (*p.opts, *p.secondary_opts)}
     known |= {"--help", "-h", "--version"}
     strange = [word for word in rest if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known]
@@ -225,7 +228,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["mgpu wat", "mgpu inspect --wat", "mgpu simulate openb --no-such", "kubectl inspect gpushare -x"]
+    "line", ["mgpu wat", "mgpu inspect --wat", "mgpu simulate openb --margin", "kubectl inspect gpushare -x"]
 )
 def test_what_does_not_exist_is_found(line: str) -> None:
     assert problem(line.split())

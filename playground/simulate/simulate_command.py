@@ -42,18 +42,24 @@ class CommandWithOthers(click.Command):
     A file with such a name has to be given as `./openb`.
     """
 
+    def other(self, name: str) -> click.Command | None:
+        """Return the command with this name, or None. It is imported here, since a simulation of files needs none."""
+        if name == "openb":
+            from playground.simulate.openb.openb_command import command as openb
+
+            return openb
+        if name == "right-sizing":
+            from playground.simulate.right_sizing.right_sizing_command import command as right_sizing
+
+            return right_sizing
+        return None
+
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        # The commands are imported here because a simulation of files does not need them.
-        if args[:1] == ["openb"]:
-            from playground.simulate.openb.openb_command import command as openb
-
-            return openb.make_context(f"{info_name} openb", args[1:], parent, **extra)
-        if args[:1] == ["right-sizing"]:
-            from playground.simulate.right_sizing.right_sizing_command import command as right_sizing
-
-            return right_sizing.make_context(f"{info_name} right-sizing", args[1:], parent, **extra)
+        other = self.other(args[0]) if args else None
+        if other is not None:
+            return other.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
