@@ -2,6 +2,7 @@
 
 import pytest
 
+from playground.kubelet.kubelet import MIRROR
 from tests.playground.fake_cluster import EVENTS, NODE, PODS, FakeCluster
 from tests.playground.fake_plugin import CORE
 from tests.waiting import until
@@ -21,6 +22,15 @@ def test_pod_runs_with_the_plugins_answer_and_deletion_frees_its_ids(node: FakeC
     node.create("b", core=2)
     node.wait_running("b")
     assert not any(c.running for c in node.runtime.containers(pod["metadata"]["uid"]))
+
+
+def test_mirror_pod_is_not_run(node: FakeCluster) -> None:
+    mirror = {"name": "agent", "namespace": "default", "annotations": {MIRROR: "0" * 32}}
+    containers = [{"name": "c", "image": "i"}]
+    node.api.create(PODS, {"metadata": mirror, "spec": {"nodeName": "n1", "containers": containers}})
+    node.create("later", core=0)
+    node.wait_running("later")
+    assert not [c for c in node.runtime.containers() if c.pod == "agent"]
 
 
 def test_pod_with_too_few_ids_fails_and_can_be_deleted(node: FakeCluster) -> None:
