@@ -1,7 +1,7 @@
 """Simulates nvidia-cuda-mps-control: the daemon and the control commands that the node agent uses.
 
-    mps_control.py -f                 run the daemon of $CUDA_MPS_PIPE_DIRECTORY in the foreground
-    mps_control.py -d                 run the daemon in the background
+    mps_control.py -f [-M]            run the daemon of $CUDA_MPS_PIPE_DIRECTORY in the foreground
+    mps_control.py -d [-M]            run the daemon in the background; -M: for several users
     echo <command> | mps_control.py   send a command to the daemon
 
 `cluster` and the tests pass this program to the node agent in place of NVIDIA's. It runs with `python -S -E`, so it may
@@ -9,7 +9,8 @@ import only the standard library.
 
 Each pipe directory has at most one daemon. The daemon ends when the directory is removed, so that it does not outlive
 its cluster. Two files make it fail: while `hang` exists in the pipe directory, the daemon does not answer, and if
-`refuse` exists next to the pipe directory, the daemon exits at the start.
+`refuse` exists next to the pipe directory, the daemon exits at the start. If `old` exists there, the program does not
+know the option -M.
 """
 
 import contextlib
@@ -27,7 +28,10 @@ _DEFAULT = "/tmp/nvidia-mps"
 
 def main() -> int:
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT))
-    match sys.argv[1:]:
+    options = sys.argv[1:]
+    if "-M" in options and not pipes.with_name("old").exists():
+        options.remove("-M")
+    match options:
         case []:
             return _send(pipes)
         case ["-f"]:

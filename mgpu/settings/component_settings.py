@@ -180,6 +180,8 @@ class DevicePluginSettings(Block):
             nevertheless, and `heed` does not limit it.
         mpsDir: The folder that has a folder for each MPS daemon.
         mpsControl: The program of the MPS control daemon.
+        mpsMultiUser: Whether an MPS daemon accepts clients of several users at the same time (option `-M`). With
+            `auto`, it does unless its program does not start with the option.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
         migManager: Whether this agent may switch the MIG mode of cards.
         limitsDir: The folder of the files with the limits of MtgpuPods, one file for each card. If it is empty, no such
@@ -217,6 +219,9 @@ class DevicePluginSettings(Block):
     )
     mps_dir: str = Field("/run/mgpu/mps", alias="mpsDir")
     mps_control: str = Field("nvidia-cuda-mps-control", alias="mpsControl")
+    mps_multi_user: Annotated[Literal["auto", "always", "never"], BeforeValidator(to_lower_case)] = Field(
+        "auto", alias="mpsMultiUser"
+    )
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")
     mig_manager: bool = Field(True, alias="migManager")
     limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")

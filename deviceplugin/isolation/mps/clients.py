@@ -63,7 +63,9 @@ class Mps:
         self._partitioned: frozenset[str] = frozenset()
 
     def ability(self) -> Ability | Unable:
-        return Ability(memory=True, compute=True, several_cards=False)
+        one_user = self._daemons.serves_one_user_at_a_time()
+        caution = "pods of several users on a card run one after the other" if one_user else ""
+        return Ability(memory=True, compute=True, several_cards=False, caution=caution)
 
     def recover(self, environments: Mapping[Key, Mapping[str, str]]) -> None:
         cards = {key: find_daemon(env, self._folder) for key, env in environments.items()}
@@ -166,5 +168,6 @@ def make_mps(
 ) -> Mps:
     folder = Path(settings.mps_dir)
     mounts = KernelMounts() if settings.mps_require_mounts else None
-    daemons = Daemons(folder, shlex.split(settings.mps_control), warn_node, changed.wake, mounts=mounts)
+    command, multi_user = shlex.split(settings.mps_control), settings.mps_multi_user
+    daemons = Daemons(folder, command, warn_node, changed.wake, mounts=mounts, multi_user=multi_user)
     return Mps(daemons, folder, node, pods, remnants, changed)

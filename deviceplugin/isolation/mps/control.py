@@ -120,13 +120,18 @@ class Control:
         with contextlib.suppress(FileNotFoundError):
             folders.empty(shm_dir(self._folder))
 
-    def start(self) -> int:
-        """Start a daemon and return its pid. Call `prepare` first. Raises OSError."""
+    def start(self, *, multi_user: bool) -> int:
+        """Start a daemon and return its pid. Call `prepare` first. Raises OSError.
+
+        Args:
+            multi_user: Whether the daemon's server accepts clients of several users (`-M`). A program that does not
+                know this option ends at once.
+        """
         output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         empty_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._child = pid = os.posix_spawnp(
             self._command[0],
-            [*self._command, "-f"],
+            [*self._command, "-f", *(["-M"] if multi_user else [])],
             self._environ,
             file_actions=[empty_input, output, (os.POSIX_SPAWN_DUP2, 1, 2)],
             setsid=True,

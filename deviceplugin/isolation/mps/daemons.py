@@ -19,6 +19,8 @@ from deviceplugin.pods.identity import Refused
 
 log = logging.getLogger(__name__)
 
+AUTO, NEVER = "auto", "never"
+"""Values of the setting `deviceplugin.mpsMultiUser`. The third one is `always`."""
 _NOT_STARTED = "has not answered yet"
 
 
@@ -52,6 +54,7 @@ class _Daemon:
     Attributes:
         is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
         problem: Why the daemon does not answer: the part of a message that follows "the MPS daemon of card …".
+        is_multi_user: Whether the daemon is started so that it accepts clients of several users at the same time.
     """
 
     def __init__(self, card: str, control: Control, node: "Daemons") -> None:
@@ -62,6 +65,8 @@ class _Daemon:
         self._is_refused = False
         self._had_clients = False
         self._wake = asyncio.Event()
+        self._has_answered = False
+        self.is_multi_user = node.multi_user != NEVER
         self.is_needed = False
         self.is_used = False
         self.problem = _NOT_STARTED
@@ -124,14 +129,22 @@ class _Daemon:
             is_new = True
             log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
         with self._waking_at_exit(pid):
-            return await self._watch(pid, is_new=is_new)
+            reason = await self._watch(pid, is_new=is_new)
+        if is_new and reason is not None and not self._has_answered and self._node.multi_user == AUTO:
+            # A program that does not know the option ends without an answer. If it ends with and without the option,
+            # there is another reason, and the next attempt uses the option again.
+            self.is_multi_user = not self.is_multi_user
+            if not self.is_multi_user:
+                log.warning("MPS daemon did not start with -M, now without: %s", reason, extra={"card": self._card})
+                return await self._start_and_watch()
+        return reason
 
     async def _start(self) -> int:
         """Prepare the folders, start a daemon, and return its pid. Raises OSError and UnlimitedFolder."""
         async with self._node.folders:  # No other daemon starts while the shared memory is emptied.
             is_only_user = not self._node.is_shared_memory_used()
             await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
-            return self._control.start()
+            return self._control.start(multi_user=self.is_multi_user)
 
     async def _watch(self, pid: int | None, *, is_new: bool) -> str | None:
         """Query the daemon until it ends, and return why. Return None if the card does not need it any more.
@@ -142,7 +155,7 @@ class _Daemon:
         """
         times = self._times
         last_answer = _now()
-        has_answered = False
+        self._has_answered = False
         pause = times.first_poll
         self._had_clients = self.is_used or not is_new
         while self.is_needed:
@@ -156,13 +169,13 @@ class _Daemon:
                 return "was ended because its folder was more than half full of files that ended containers had left"
             if answer is Answer.HEALTHY:
                 last_answer = _now()
-                has_answered = True
+                self._has_answered = True
                 pause = times.health
                 self._set_health(healthy=True, problem=_NOT_STARTED)
             elif answer is Answer.ABSENT and pid is None:
                 return "ended"
             else:
-                is_starting = is_new and not has_answered
+                is_starting = is_new and not self._has_answered
                 limit = times.start if is_starting else times.silent
                 if _now() - last_answer > limit and (is_starting or not self.is_used):
                     self._control.kill()
@@ -256,6 +269,7 @@ class Daemons:
         folder: The setting `deviceplugin.mpsDir`.
         warn: A function that reports a problem in an Event of the node.
         changed: A function that is called when a daemon becomes healthy or unhealthy.
+        multi_user: The setting `deviceplugin.mpsMultiUser`.
 
     Attributes:
         folders: A lock that a daemon holds while it is started, or while it empties the shared memory.
@@ -269,7 +283,9 @@ class Daemons:
         changed: Callable[[], None],
         times: Times | None = None,
         mounts: Mounts | None = None,
+        multi_user: str = AUTO,
     ) -> None:
+        self.multi_user = multi_user
         self._folder = folder
         self._command = command
         self._mounts = mounts
@@ -297,6 +313,10 @@ class Daemons:
     def has_unlimited_folder(self) -> bool:
         """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
+
+    def serves_one_user_at_a_time(self) -> bool:
+        """Return whether a daemon was started without the option for several users. Thread-safe."""
+        return any(not daemon.is_multi_user for daemon in tuple(self._cards.values()))
 
     async def ready(self, card: str, deadline: float) -> None:
         """Wait until the card's daemon answers. Raises Refused at the deadline, a time of the event loop's clock."""

@@ -67,9 +67,10 @@ async def serving(
     times: Times = TIMES,
     command: list[str] | None = None,
     mounts: Mounts | None = None,
+    multi_user: str = "auto",
 ) -> AsyncIterator[Daemons]:
     """Run daemons as an agent does. At the end the agent stops, and the daemons stay."""
-    daemons = Daemons(folder, command or COMMAND, warnings.append, lambda: None, times, mounts)
+    daemons = Daemons(folder, command or COMMAND, warnings.append, lambda: None, times, mounts, multi_user)
     task = asyncio.create_task(daemons.run())
     try:
         yield daemons

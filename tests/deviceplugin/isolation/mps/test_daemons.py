@@ -65,6 +65,47 @@ async def test_daemon_outlives_the_agent_and_is_found_by_the_next(folder: Path) 
     assert not warnings
 
 
+def options_of(folder: Path) -> list[str]:
+    arguments = Path(f"/proc/{pid_of(folder)}/cmdline").read_text().split("\0")
+    return [one for one in arguments if one in ("-f", "-M")]
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "options"),
+    [
+        ("auto", False, ["-f", "-M"]),
+        ("auto", True, ["-f"]),
+        ("always", False, ["-f", "-M"]),
+        ("never", False, ["-f"]),
+    ],
+)
+@on_loop
+async def test_daemon_serves_several_users_where_its_program_can(
+    folder: Path, setting: str, old: bool, options: list[str]
+) -> None:
+    warnings: list[str] = []
+    if old:
+        (folder / CARD).mkdir()
+        (folder / CARD / "old").touch()
+    async with serving(folder, warnings, multi_user=setting) as daemons:
+        daemons.set_needed({CARD}, ())
+        await ready(daemons)
+        assert options_of(folder) == options
+        assert daemons.serves_one_user_at_a_time() is ("-M" not in options)
+    assert not warnings
+
+
+@on_loop
+async def test_daemon_for_several_users_is_not_started_for_one_where_that_is_required(folder: Path) -> None:
+    warnings: list[str] = []
+    (folder / CARD).mkdir()
+    (folder / CARD / "old").touch()
+    async with serving(folder, warnings, multi_user="always") as daemons:
+        daemons.set_needed({CARD}, ())
+        await until(lambda: warnings)
+    assert warnings[0].startswith(f"the MPS daemon of card {CARD} ended: usage: nvidia-cuda-mps-control")
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 @on_loop
 async def test_unneeded_daemon_of_an_earlier_agent_ends(folder: Path, recorded: bool) -> None:
