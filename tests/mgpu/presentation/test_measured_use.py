@@ -70,7 +70,7 @@ def test_a_number_that_cannot_be_right_counts_as_not_measured(value: str) -> Non
         LINE.replace('"GPU-0"', "GPU-0").encode() + b"1",
         LINE.encode() + b"1\n\xff",
         LINE.encode() + b"1" + b" " * 3000,
-        (LINE + "1\n").encode() * 9000,
+        b'mgpu_usage_problem{reason="x"} 1\n' * 17_000,
         f"{LINE}1\n".encode() + b"#" * LARGEST_PAGE,
     ],
     ids=["no value", "no number", "no index", "index", "quotes", "UTF-8", "long line", "many lines", "large"],

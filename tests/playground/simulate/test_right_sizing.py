@@ -75,12 +75,12 @@ def cluster() -> list[Raw]:
 
 
 def test_pods_are_placed_again_with_the_shares_that_they_need(tmp_path: Path) -> None:
-    memory = matrix({f"web-{HASH}-bbbb2": [10 * GIB, 3 * GIB], f"web-{HASH}-bbbb4": ["NaN", 2 * GIB, 2 * GIB]})
+    memory = matrix({f"web-{HASH}-bbbb2": [10 * GIB, *[3 * GIB] * 150], f"web-{HASH}-bbbb4": ["NaN", *[2 * GIB] * 100]})
     sm = matrix({f"web-{HASH}-bbbb2": [0.05] * 99 + [0.9]})
     found = report(tmp_path, cluster(), "--margin", "20", memory=memory, sm=sm)
     (row,) = found["workloads"]
     assert (row["namespace"], row["kind"], row["name"], row["pods"]) == ("default", "Deployment", "web", 4)
-    assert row["memory"] == {"asked": 40 * GIB, "p50": 3 * GIB, "p99": 10 * GIB, "max": 10 * GIB, "needed": 12 * GIB}
+    assert row["memory"] == {"asked": 40 * GIB, "p50": 3 * GIB, "p99": 3 * GIB, "max": 10 * GIB, "needed": 12 * GIB}
     assert row["core"] == {"asked": 50, "p50": 5, "p99": 90, "max": 90, "needed": 100}
     found = report(tmp_path, cluster(), "--margin", "20", memory=memory, sm=matrix({f"web-{HASH}-bbbb2": [0.05] * 300}))
     (row,) = found["workloads"]
@@ -161,8 +161,12 @@ def need_and_request(request: ContainerRequest, gib: float | None, sm: float | N
 def test_what_was_not_recorded_or_is_not_held_stays(
     request_: ContainerRequest, gib: float | None, sm: float | None, core: int, amount: int
 ) -> None:
-    found = need_and_request(request_, gib, sm).amount_on(CARD)
+    resized_ = need_and_request(request_, gib, sm)
+    found = resized_.amount_on(CARD)
     assert (found.core, found.memory) == (core, amount)
+    # The percentages of a card must not exceed 100 together, so that of the share is the new one.
+    assert found.ratio == (0 if resized_.ratio is None else -(-100 * amount // CARD.memory))
+    assert (resized_.ratio is None) == (request_.ratio is None and not request_.whole)
 
 
 def test_the_containers_of_a_pod_are_sized_one_by_one() -> None:

@@ -216,9 +216,10 @@ def answering(*parts: bytes, forever: bytes = b"") -> Iterator[int]:
         ([b"HTTP/1.0 200 ok\r\n\r\n"], b"x" * 65536, "more than 1 MiB"),
         ([b"HTTP/1.0 200 ok\r\n\r\n"], b"x", "timed out"),
         ([b"HTTP/1.0 200 ok\r\n"], b"a: b\r\n", "does not answer"),
+        ([b"HTTP/1.0 200 ok\r\n"], b"a: " + b"b" * 60000 + b"\r\n", "the answer is too long"),
         ([], b"x", "timed out"),
     ],
-    ids=["error", "redirection", "no HTTP", "nothing", "large", "slow body", "many headers", "slow head"],
+    ids=["error", "redirection", "no HTTP", "nothing", "large", "slow body", "many headers", "large head", "slow head"],
 )
 def test_a_hostile_agent_is_an_unknown_use_soon(
     monkeypatch: pytest.MonkeyPatch, parts: list[bytes], forever: bytes, reason: str
