@@ -1,5 +1,7 @@
 """Reads the pages of honest agents exactly, and the pages of hostile ones within limits."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,9 +78,9 @@ def test_a_number_that_cannot_be_right_counts_as_not_measured(value: str) -> Non
     ids=["no value", "no number", "no index", "index", "quotes", "UTF-8", "long line", "many lines", "large"],
 )
 def test_a_malformed_page_is_an_unknown_use(text: bytes) -> None:
-    found = read_use(text if len(text) < 1 << 16 or b"#" in text else text * 2)
+    found = read_use(text)
     assert isinstance(found, UnknownUse)
-    assert "the agent" in found.reason
+    assert re.match("the metrics of the agent (cannot be read|have|are not text)", found.reason)
     assert len(found.reason) < 160
 
 
