@@ -182,6 +182,8 @@ class DevicePluginSettings(Block):
         mpsControl: The program of the MPS control daemon.
         mpsMultiUser: Whether an MPS daemon accepts clients of several users at the same time (option `-M`). With
             `auto`, it does unless its program does not start with the option.
+        mpsPartitions: Whether a share of compute under MPS is a static SM partition (option `-S`), if the program of
+            the control daemon has them, and not a percentage of the threads.
         mpsRequireMounts: Whether an MPS daemon starts only if the folders that containers write to are separate mounts.
         migManager: Whether this agent may switch the MIG mode of cards.
         limitsDir: The folder of the files with the limits of MtgpuPods, one file for each card. If it is empty, no such
@@ -222,6 +224,7 @@ class DevicePluginSettings(Block):
     mps_multi_user: Annotated[Literal["auto", "always", "never"], BeforeValidator(to_lower_case)] = Field(
         "auto", alias="mpsMultiUser"
     )
+    mps_partitions: bool = Field(False, alias="mpsPartitions")
     mps_require_mounts: bool = Field(True, alias="mpsRequireMounts")
     mig_manager: bool = Field(True, alias="migManager")
     limits_dir: str = Field("/run/mgpu/limits", alias="limitsDir")

@@ -64,6 +64,7 @@ class Control:
         self._environ = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")} | of_card
         self._child = 0
         self._client: asyncio.subprocess.Process | None = None
+        self._queries = asyncio.Lock()
 
     def pid(self) -> int | None:
         """Return the pid of the daemon that this or an earlier agent started, or None if it does not run."""
@@ -120,18 +121,25 @@ class Control:
         with contextlib.suppress(FileNotFoundError):
             folders.empty(shm_dir(self._folder))
 
-    def start(self, *, multi_user: bool) -> int:
-        """Start a daemon and return its pid. Call `prepare` first. Raises OSError.
+    def options(self) -> frozenset[str]:
+        """Return the options after `-f` with which the running daemon was started; empty if none runs."""
+        pid = self.pid()
+        try:
+            text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace") if pid is not None else ""
+        except OSError:
+            return frozenset()
+        return frozenset(text.partition("\0-f\0")[2].split("\0")) - {""}
 
-        Args:
-            multi_user: Whether the daemon's server accepts clients of several users (`-M`). A program that does not
-                know this option ends at once.
+    def start(self, options: Sequence[str]) -> int:
+        """Start a daemon with these options and return its pid. Call `prepare` first. Raises OSError.
+
+        A program that does not know an option ends at once.
         """
         output = (os.POSIX_SPAWN_OPEN, 1, str(self._output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         empty_input = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         self._child = pid = os.posix_spawnp(
             self._command[0],
-            [*self._command, "-f", *(["-M"] if multi_user else [])],
+            [*self._command, "-f", *options],
             self._environ,
             file_actions=[empty_input, output, (os.POSIX_SPAWN_DUP2, 1, 2)],
             setsid=True,
@@ -166,6 +174,11 @@ class Control:
             return Answer.ABSENT if answer is Answer.HEALTHY else answer
         return answer
 
+    async def send(self, line: str, seconds: float) -> str | None:
+        """Send a command, and return the daemon's answer; None if there is none."""
+        answer, text = await self._query(line, seconds)
+        return text if answer is Answer.HEALTHY else None
+
     async def quit(self, seconds: float) -> None:
         """Send the command to quit to the daemon, which may ignore it."""
         await self._query("quit", seconds)
@@ -178,6 +191,10 @@ class Control:
 
     async def _query(self, line: str, seconds: float) -> tuple[Answer, str]:
         """Run the program as a client of the daemon, with this line as its input. Return its answer and the output."""
+        async with self._queries:
+            return await self._query_alone(line, seconds)
+
+    async def _query_alone(self, line: str, seconds: float) -> tuple[Answer, str]:
         if self._client is not None and self._client.returncode is None:
             return Answer.SILENT, ""  # The last client process hangs and cannot be killed. A second one would hang too.
         pipe, out = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT

@@ -15,12 +15,22 @@ from pathlib import Path
 
 from deviceplugin.isolation.mps.control import Answer, Control
 from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder
+from deviceplugin.isolation.mps.partitions import (
+    Partitions,
+    add_command,
+    list_command,
+    read_added,
+    read_listed,
+    remove_command,
+)
 from deviceplugin.pods.identity import Refused
 
 log = logging.getLogger(__name__)
 
-AUTO, NEVER = "auto", "never"
-"""Values of the setting `deviceplugin.mpsMultiUser`. The third one is `always`."""
+MULTI_USER, STATIC_PARTITIONS = "-M", "-S"
+"""Options of the control program: clients of several users at the same time, and static SM partitions."""
+_MOST_ANSWER = 200
+"""The most characters of a daemon's answer in a message."""
 _NOT_STARTED = "has not answered yet"
 
 
@@ -48,13 +58,24 @@ class Times:
     first_poll: float = 0.05
 
 
+def option_sets(multi_user: str, *, partitions: bool) -> tuple[tuple[str, ...], ...]:
+    """Return the options with which daemons are started, in the order of the attempts.
+
+    Args:
+        multi_user: The setting `deviceplugin.mpsMultiUser`.
+        partitions: The setting `deviceplugin.mpsPartitions`.
+    """
+    users = {"auto": ((MULTI_USER,), ()), "always": ((MULTI_USER,),), "never": ((),)}[multi_user]
+    static = ((STATIC_PARTITIONS,), ()) if partitions else ((),)
+    return tuple((*one, *other) for one in users for other in static)
+
+
 class _Daemon:
     """The daemon of one card.
 
     Attributes:
         is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
         problem: Why the daemon does not answer: the part of a message that follows "the MPS daemon of card …".
-        is_multi_user: Whether the daemon is started so that it accepts clients of several users at the same time.
     """
 
     def __init__(self, card: str, control: Control, node: "Daemons") -> None:
@@ -66,7 +87,7 @@ class _Daemon:
         self._had_clients = False
         self._wake = asyncio.Event()
         self._has_answered = False
-        self.is_multi_user = node.multi_user != NEVER
+        self._attempt = 0
         self.is_needed = False
         self.is_used = False
         self.problem = _NOT_STARTED
@@ -79,6 +100,28 @@ class _Daemon:
             # Clients are recorded here, since one may start and end during a single query.
             self._had_clients = self._had_clients or is_used
             self._wake.set()
+
+    def has_option(self, option: str) -> bool:
+        """Return whether the daemon runs with this option."""
+        return option in self._control.options()
+
+    async def partitions(self) -> Partitions | None:
+        """Return the static SM partitions of the card; None if the daemon has none or does not answer."""
+        text = await self._control.send(list_command(), self._times.request)
+        return None if text is None else read_listed(text, self._card)
+
+    async def add_partition(self, chunks: int) -> str:
+        """Create a partition and return it. Raises Refused."""
+        text = await self._control.send(add_command(self._card, chunks), self._times.request)
+        found = None if text is None else read_added(text, self._card)
+        if found is None:
+            answer = (text or "no answer").strip()[:_MOST_ANSWER]
+            raise Refused(f"SM partition of {chunks} chunks on card {self._card}: {answer}")
+        return found
+
+    async def remove_partition(self, id_: str) -> None:
+        """Remove a partition. A partition that still has clients stays, and the next call tries again."""
+        await self._control.send(remove_command(self._card, id_), self._times.request)
 
     @property
     def may_use_shared_memory(self) -> bool:
@@ -130,12 +173,14 @@ class _Daemon:
             log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
         with self._waking_at_exit(pid):
             reason = await self._watch(pid, is_new=is_new)
-        if is_new and reason is not None and not self._has_answered and self._node.multi_user == AUTO:
-            # A program that does not know the option ends without an answer. If it ends with and without the option,
-            # there is another reason, and the next attempt uses the option again.
-            self.is_multi_user = not self.is_multi_user
-            if not self.is_multi_user:
-                log.warning("MPS daemon did not start with -M, now without: %s", reason, extra={"card": self._card})
+        if is_new and reason is not None and not self._has_answered:
+            # A program that does not know an option ends without an answer. If it ends with none of them, there is
+            # another reason, and the next attempt uses all of them again.
+            attempts = self._node.attempts
+            failed = " ".join(attempts[self._attempt])
+            self._attempt = (self._attempt + 1) % len(attempts)
+            if self._attempt:
+                log.warning("MPS daemon did not start with %s: %s", failed, reason, extra={"card": self._card})
                 return await self._start_and_watch()
         return reason
 
@@ -144,7 +189,7 @@ class _Daemon:
         async with self._node.folders:  # No other daemon starts while the shared memory is emptied.
             is_only_user = not self._node.is_shared_memory_used()
             await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
-            return self._control.start(multi_user=self.is_multi_user)
+            return self._control.start(self._node.attempts[self._attempt])
 
     async def _watch(self, pid: int | None, *, is_new: bool) -> str | None:
         """Query the daemon until it ends, and return why. Return None if the card does not need it any more.
@@ -269,7 +314,7 @@ class Daemons:
         folder: The setting `deviceplugin.mpsDir`.
         warn: A function that reports a problem in an Event of the node.
         changed: A function that is called when a daemon becomes healthy or unhealthy.
-        multi_user: The setting `deviceplugin.mpsMultiUser`.
+        attempts: The options of the daemons (`option_sets`). The next ones are used if a daemon ends unanswered.
 
     Attributes:
         folders: A lock that a daemon holds while it is started, or while it empties the shared memory.
@@ -283,9 +328,9 @@ class Daemons:
         changed: Callable[[], None],
         times: Times | None = None,
         mounts: Mounts | None = None,
-        multi_user: str = AUTO,
+        attempts: Sequence[Sequence[str]] = ((MULTI_USER,), ()),
     ) -> None:
-        self.multi_user = multi_user
+        self.attempts = attempts
         self._folder = folder
         self._command = command
         self._mounts = mounts
@@ -314,9 +359,21 @@ class Daemons:
         """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
 
-    def serves_one_user_at_a_time(self) -> bool:
-        """Return whether a daemon was started without the option for several users. Thread-safe."""
-        return any(not daemon.is_multi_user for daemon in tuple(self._cards.values()))
+    def lack(self, option: str) -> bool:
+        """Return whether a daemon answers that runs without this option. Thread-safe."""
+        daemons = tuple(self._cards.values())
+        return any(daemon.healthy.is_set() and not daemon.has_option(option) for daemon in daemons)
+
+    async def partitions(self, card: str) -> Partitions | None:
+        """Return the static SM partitions of the card; None if its daemon has none or does not answer."""
+        return await self._daemon(card).partitions()
+
+    async def add_partition(self, card: str, chunks: int) -> str:
+        """Create a partition and return it. Raises Refused."""
+        return await self._daemon(card).add_partition(chunks)
+
+    async def remove_partition(self, card: str, id_: str) -> None:
+        await self._daemon(card).remove_partition(id_)
 
     async def ready(self, card: str, deadline: float) -> None:
         """Wait until the card's daemon answers. Raises Refused at the deadline, a time of the event loop's clock."""

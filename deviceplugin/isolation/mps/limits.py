@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deviceplugin.delivery.cdi import Edits, Mount
 from deviceplugin.isolation.limits import CardLimit, Unenforceable
+from deviceplugin.isolation.mps.partitions import VARIABLE as PARTITION
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Share
 from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of, slice_of_resource
@@ -31,11 +32,13 @@ class Client:
         card: The UUID of the card.
         memory: The memory limit in the form that MPS reads, such as `4G`; None if there is no limit.
         percent: The limit in percent of the card's threads; None if there is no limit.
+        partition: The static SM partition, which replaces the percentage; "" if there is none.
     """
 
     card: str
     memory: str | None = None
     percent: int | None = None
+    partition: str = ""
 
 
 def pipe_dir(folder: Path, card: str) -> Path:
@@ -99,9 +102,16 @@ def client_edits(client: Client, folder: Path) -> Edits:
     env = {PIPE: pipe}
     if client.memory is not None:
         env[_MEMORY] = f"0={client.memory}"
-    if client.percent is not None:
+    if client.partition:
+        env[PARTITION] = f"{client.card}/{client.partition}"
+    elif client.percent is not None:
         env[_THREADS] = str(client.percent)
     return Edits(env, (Mount(pipe, pipe), Mount(str(shm_dir(folder)), _SHM)))
+
+
+def find_partition(env: Mapping[str, str]) -> str:
+    """Return the static SM partition of a container with this environment, without the card; "" if it has none."""
+    return env.get(PARTITION, "").partition("/")[2]
 
 
 def find_daemon(env: Mapping[str, str], folder: Path) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from deviceplugin.isolation.mps.daemons import Daemons, Times
+from deviceplugin.isolation.mps.daemons import Daemons, Times, option_sets
 from deviceplugin.isolation.mps.folders import Mounts
 from playground import mps_control
 
@@ -68,9 +68,11 @@ async def serving(
     command: list[str] | None = None,
     mounts: Mounts | None = None,
     multi_user: str = "auto",
+    partitions: bool = False,
 ) -> AsyncIterator[Daemons]:
     """Run daemons as an agent does. At the end the agent stops, and the daemons stay."""
-    daemons = Daemons(folder, command or COMMAND, warnings.append, lambda: None, times, mounts, multi_user)
+    attempts = option_sets(multi_user, partitions=partitions)
+    daemons = Daemons(folder, command or COMMAND, warnings.append, lambda: None, times, mounts, attempts)
     task = asyncio.create_task(daemons.run())
     try:
         yield daemons

@@ -91,7 +91,7 @@ async def test_daemon_serves_several_users_where_its_program_can(
         daemons.set_needed({CARD}, ())
         await ready(daemons)
         assert options_of(folder) == options
-        assert daemons.serves_one_user_at_a_time() is ("-M" not in options)
+        assert daemons.lack("-M") is ("-M" not in options)
     assert not warnings
 
 
