@@ -8,11 +8,18 @@
 import only the standard library.
 
 Each pipe directory has at most one daemon. The daemon ends when the directory is removed, so that it does not outlive
-its cluster. Two files make it fail: while `hang` exists in the pipe directory, the daemon does not answer, and if
-`refuse` exists next to the pipe directory, the daemon exits at the start. If `old` exists there, the program does not
-know the options -M and -S.
+its cluster. While the file `hang` exists in the pipe directory, the daemon does not answer. Other files, which lie next
+to the pipe directory, make it fail too:
+
+    refuse            the daemon exits at the start
+    old               the program does not know the options -M and -S
+    unpartitionable   the card has no static partitions, as cards before the architecture Ampere
+    in-use            the names of partitions that have clients
+
+The answers about partitions have the form that the program has in practice (`deviceplugin.isolation.mps.partitions`).
 """
 
+import base64
 import contextlib
 import fcntl
 import os
@@ -24,7 +31,7 @@ from pathlib import Path
 
 _LOOK_SECONDS = 0.5  # how often the daemon checks whether its directory and `hang` still exist
 _DEFAULT = "/tmp/nvidia-mps"
-_CHUNKS, _SMS_PER_CHUNK = 16, 8  # a card of the architecture Hopper has chunks of 8 SMs
+_CHUNKS, _SMS_PER_CHUNK, _REST = 16, 8, 4  # a card of the architecture Hopper: chunks of 8 SMs, and SMs in no chunk
 
 
 def main() -> int:
@@ -112,8 +119,7 @@ class _Daemon:
         self._pipes = pipes
         self._ended = False
         self._is_static = is_static
-        self._partitions: dict[str, int] = {}
-        self._made = 0
+        self._partitions: dict[str, frozenset[int]] = {}
 
     def run(self, server: socket.socket) -> None:
         """Answer commands until `quit` comes or the pipe directory is removed."""
@@ -140,29 +146,57 @@ class _Daemon:
                 return self._list()
             case ["sm_partition", "add", card, chunks] if self._is_static and chunks.isdecimal():
                 return self._add(card, int(chunks))
-            case ["sm_partition", "rm", _, partition] if self._is_static:
-                return "" if self._partitions.pop(partition, None) else "Failed to remove: no such partition\n"
+            case ["sm_partition", "rm", card, partition] if self._is_static:
+                return self._remove(card, partition)
         return f"Unknown command {' '.join(command)!r}\n"
 
+    def _is_card(self, start: str) -> bool:
+        """Return whether this is the UUID of the daemon's card, or its start."""
+        return len(start) > len("GPU-") and os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith(start)
+
     def _add(self, card: str, chunks: int) -> str:
-        if card != os.environ.get("CUDA_VISIBLE_DEVICES"):
+        if not self._is_card(card):
             return f"Failed to find device {card}\n"
-        if not 0 < chunks <= _CHUNKS - sum(self._partitions.values()):
-            return f"Failed to create a partition of {chunks} chunks: not enough free chunks\n"
-        self._made += 1
-        name = f"Dx{self._made}AAAA"
-        self._partitions[name] = chunks
-        return f"{card}/{name}\n"
+        taken = {chunk for chunks_of_one in self._partitions.values() for chunk in chunks_of_one}
+        free = [chunk for chunk in range(_CHUNKS) if chunk not in taken]
+        if self._is_unpartitionable() or not 0 < chunks <= len(free):
+            error = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+            return f"Failed to fulfill the requested SM partition of {chunks} chunks, error {error}\n"
+        # The name depends on the chunks alone, so a restarted daemon gives the same names again.
+        mask = sum(1 << chunk for chunk in free[:chunks])
+        name = f"D/{base64.b64encode(mask.to_bytes(4, 'little')).decode().rstrip('=')}/{'A' * 26}"
+        self._partitions[name] = frozenset(free[:chunks])
+        return f"Partition {os.environ['CUDA_VISIBLE_DEVICES']}/{name} created\n"
+
+    def _remove(self, card: str, partition: str) -> str:
+        if not self._is_card(card) or partition not in self._partitions:
+            return f"Failed to find partition {partition}\n"
+        if self._is_in_use(partition):
+            return f"Partition {partition} in use. Terminate all clients before removing.\n"
+        del self._partitions[partition]
+        return ""
+
+    def _is_unpartitionable(self) -> bool:
+        return self._pipes.with_name("unpartitionable").exists()
+
+    def _is_in_use(self, partition: str) -> bool:
+        names = self._pipes.with_name("in-use")
+        return names.exists() and partition in names.read_text().split()
 
     def _list(self) -> str:
-        """Return the table of NVIDIA's documentation, which names a card by the start of its UUID."""
+        """Return the table of partitions, which names a card by the start of its UUID."""
+        if self._is_unpartitionable():
+            return "Failed to query devices, error CUDA_ERROR_NOT_SUPPORTED\n"
         card = os.environ.get("CUDA_VISIBLE_DEVICES", "")[:12]
-        used = sum(self._partitions.values())
+        used = sum(map(len, self._partitions.values()))
         free = _CHUNKS - used
-        head = ["GPU Partition free used free used clients", "chunk chunk SM SM"]
-        whole = f"{card} - {free} {used} {free * _SMS_PER_CHUNK} {used * _SMS_PER_CHUNK} -"
-        rows = [f"{card} {name} - {n} - {n * _SMS_PER_CHUNK} -" for name, n in self._partitions.items()]
-        return "".join(f"{line}\n" for line in (*head, whole, *rows))
+        lines = ["GPU Partition free used free used clients", "chunks chunks SM SM"]
+        lines.append(f"{card} {free} {used} {free * _SMS_PER_CHUNK + _REST} {used * _SMS_PER_CHUNK}")
+        for name, own in self._partitions.items():
+            lines.append(
+                f"{card} {name} {len(own)} {len(own) * _SMS_PER_CHUNK} {'Yes' if self._is_in_use(name) else 'No'}"
+            )
+        return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":

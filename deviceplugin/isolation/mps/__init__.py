@@ -2,5 +2,6 @@
 
 The rest of the agent calls only `clients`, which decides which cards need a daemon. `daemons` starts, watches and ends
 the daemons through `control`. `folders` limits and empties the folders that containers can write to, and `limits`
-computes the limits of a container. docs/mps.md describes what the limits can enforce.
+computes the limits of a container. `partition_owners` gives containers their static SM partitions, where daemons have
+them. docs/mps.md describes what the limits can enforce.
 """

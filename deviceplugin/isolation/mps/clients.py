@@ -16,7 +16,8 @@ from deviceplugin.delivery.cdi import Edits
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.backend import Ability, Measured, Unable
 from deviceplugin.isolation.limits import LimitedContainer, Unenforceable
-from deviceplugin.isolation.mps.daemons import MULTI_USER, STATIC_PARTITIONS, Daemons, option_sets
+from deviceplugin.isolation.mps.control import MULTI_USER, STATIC_PARTITIONS, option_sets
+from deviceplugin.isolation.mps.daemons import Daemons
 from deviceplugin.isolation.mps.folders import KernelMounts
 from deviceplugin.isolation.mps.limits import (
     Client,
@@ -26,7 +27,7 @@ from deviceplugin.isolation.mps.limits import (
     share_client,
     slice_client_of,
 )
-from deviceplugin.isolation.mps.partitions import chunks_of
+from deviceplugin.isolation.mps.partition_owners import PartitionOwners
 from deviceplugin.pods.identity import Refused, Target
 from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.isolation import MPS
@@ -48,7 +49,8 @@ class Mps:
     Args:
         folder: The setting `deviceplugin.mpsDir`.
         remnants: A function that returns the UIDs of the remnants (`Remnants.uids`).
-        partitions: The setting `deviceplugin.mpsPartitions`: whether a share of compute is a static SM partition.
+        partitions: The setting `deviceplugin.mpsPartitions`. It only decides what `ability` says. Whether a client has
+            a static SM partition depends on its daemon, which may have been started with another setting.
     """
 
     name = MPS
@@ -70,26 +72,27 @@ class Mps:
         self._pods = pods
         self._remnants = remnants
         self._changed = changed
-        self._with_partitions = partitions
-        self._partitions: dict[Key, tuple[str, str]] = {}
-        self._partition_changes = asyncio.Lock()
+        self._wants_partitions = partitions
+        self._partitions = PartitionOwners(daemons, lambda: self._running_clients().keys())
         self._clients: dict[Key, str] = {}
         self._started: set[Key] = set()
         self._partitioned: frozenset[str] = frozenset()
 
     def ability(self) -> Ability | Unable:
+        if reason := self._daemons.unable_reason():
+            return Unable(reason)
         cautions = []
         if self._daemons.lack(MULTI_USER):
             cautions.append("pods of several users on a card run one after the other")
-        if self._with_partitions and self._daemons.lack(STATIC_PARTITIONS):
-            cautions.append("the control program has no static SM partitions, so compute is limited by percentages")
+        if self._wants_partitions and self._daemons.lack(STATIC_PARTITIONS):
+            cautions.append("a daemon has no static SM partitions, so compute is limited by percentages on its card")
         return Ability(memory=True, compute=True, several_cards=False, caution="; ".join(cautions))
 
     def recover(self, environments: Mapping[Key, Mapping[str, str]]) -> None:
         cards = {key: find_daemon(env, self._folder) for key, env in environments.items()}
         self._clients = {key: card for key, card in cards.items() if card is not None}
         found = {key: (card, find_partition(environments[key])) for key, card in self._clients.items()}
-        self._partitions = {key: place for key, place in found.items() if place[1]}
+        self._partitions.recover({key: place for key, place in found.items() if place[1]})
         self._started = {*self._clients}
 
     def set_partitioned_cards(self, cards: Collection[str]) -> None:
@@ -115,13 +118,7 @@ class Mps:
         return await self._ready([(t, client) for t in targets if (client := self._slice_client(t))], deadline)
 
     async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:
-        clients = [(c.target, share_client(c.limits[0])) for c in containers]
-        edits = dict(await self._ready(clients, deadline))
-        if self._with_partitions:
-            for container, (target, client) in zip(containers, clients, strict=True):
-                partition = await self._partition(container)
-                edits[target.key] = client_edits(replace(client, partition=partition), self._folder)
-        return edits
+        return await self._ready([(c.target, share_client(c.limits[0])) for c in containers], deadline)
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers may start, so that their daemons are not killed while they run."""
@@ -130,9 +127,11 @@ class Mps:
 
     def release(self, keys: Collection[Key]) -> None:
         self._clients = {key: card for key, card in self._clients.items() if key not in keys}
+        self._partitions.look()
 
     def keep_only(self, uids: Collection[str]) -> None:
         self._clients = {key: card for key, card in self._clients.items() if key[0] in uids}
+        self._partitions.look()
 
     async def resize(self, container: LimitedContainer) -> Unable | None:
         return Unable(f"{container.target}: MPS limits a container only at its start")
@@ -149,10 +148,11 @@ class Mps:
         async with asyncio.TaskGroup() as group:
             self._update_daemons()
             group.create_task(self._daemons.run())
+            group.create_task(self._partitions.run())
             while True:
-                await self._remove_unused_partitions()
                 await self._changed.wait()
                 self._update_daemons()
+                self._partitions.look()
 
     def _update_daemons(self) -> None:
         clients = self._running_clients()
@@ -160,62 +160,22 @@ class Mps:
         used = {card for key, card in clients.items() if key in self._started}
         self._daemons.set_needed({*clients.values(), *self._partitioned}, used)
 
-    async def _partition(self, container: LimitedContainer) -> str:
-        """Return the container's static SM partition, which is created if it does not exist.
-
-        Returns "" if the container has no share of compute, or if its daemon has no partitions. Raises Refused if the
-        chunks do not suffice.
-        """
-        key, limit = container.target.key, container.limits[0]
-        if limit.compute is None:
-            return ""
-        async with self._partition_changes:
-            listed = await self._daemons.partitions(limit.card.uuid)
-            if listed is None:
-                return ""
-            card, id_ = self._partitions.get(key, ("", ""))
-            if card == limit.card.uuid and id_ in listed.ids:
-                return id_
-            chunks = chunks_of(limit.compute, limit.card.core, listed.chunks)
-            try:
-                made = await self._daemons.add_partition(limit.card.uuid, chunks)
-            except Refused as error:
-                raise Refused(f"{container.target}: {error}", container.target.gpu_pod.pod.uid) from None
-            self._partitions[key] = limit.card.uuid, made
-            return made
-
-    async def _remove_unused_partitions(self) -> None:
-        """Remove the partitions whose containers are gone.
-
-        An agent may have died between the creation of a partition and the CDI file of its container. No file names
-        such a partition, so it is removed too.
-        """
-        if not self._with_partitions:
-            return
-        async with self._partition_changes:
-            clients = self._running_clients()
-            self._partitions = {key: place for key, place in self._partitions.items() if key in clients}
-            for card in sorted({*clients.values()}):
-                if not self._daemons.is_healthy(card):
-                    continue
-                listed = await self._daemons.partitions(card)
-                used = {id_ for of, id_ in self._partitions.values() if of == card}
-                for id_ in sorted((listed.ids if listed else frozenset()) - used):
-                    await self._daemons.remove_partition(card, id_)
-
     async def _ready(self, clients: Sequence[tuple[Target, Client]], deadline: float) -> Mapping[Key, Edits]:
-        """Register the containers as clients, and wait for their daemons. Raises Refused."""
+        """Register the containers as clients, wait for their daemons, and return their edits. Raises Refused."""
         if not clients:
             return {}
         # The clients are registered before the wait, so that the daemons of their cards are started.
         self._clients |= {target.key: client.card for target, client in clients}
         self._update_daemons()
+        edits: dict[Key, Edits] = {}
         for target, client in clients:
             try:
                 await self._daemons.ready(client.card, deadline)
+                partition = await self._partitions.assign(target.key, client, deadline)
             except Refused as error:
                 raise Refused(f"{target}: {error}", target.gpu_pod.pod.uid) from None
-        return {target.key: client_edits(client, self._folder) for target, client in clients}
+            edits[target.key] = client_edits(replace(client, partition=partition), self._folder)
+        return edits
 
     def _running_clients(self) -> Mapping[Key, str]:
         """Return the clients whose pods have not ended."""

@@ -14,10 +14,21 @@ from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 
+from deviceplugin.isolation.backend import Unable
 from deviceplugin.isolation.mps import folders
 from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder
 from deviceplugin.isolation.mps.limits import PIPE, pipe_dir, shm_dir
+from deviceplugin.isolation.mps.partitions import (
+    Partitions,
+    add_command,
+    list_command,
+    read_added,
+    read_listed,
+    remove_command,
+)
 
+MULTI_USER, STATIC_PARTITIONS = "-M", "-S"
+"""Options of the control program: clients of several users at the same time, and static SM partitions."""
 _MAX_PATH = 107
 """The maximum length of a unix socket's path in bytes. `sun_path` has 108, including the terminating zero."""
 _LONGEST_SOCKET = "control_privileged"
@@ -26,11 +37,25 @@ _KILL_SECONDS = 1.0
 _MOST_ANSWER = 4096
 """The most bytes of an answer. MPS clients can write to the pipe folder, so a root container with a share can listen in
 place of the daemon. Without this limit its endless answer would fill the agent's memory."""
+_MOST_SHOWN = 200
+"""The most characters of a daemon's answer in a message."""
 _TAIL = 200
 """How many bytes at the end of the daemon's output are searched for the last line, which is reported in an Event."""
 MOST_LOG = 4 << 20
 """A log file that takes more bytes than this is emptied. The files are on a tmpfs, and the daemon writes a few lines
 for every query."""
+
+
+def option_sets(multi_user: str, *, partitions: bool) -> tuple[tuple[str, ...], ...]:
+    """Return the options with which daemons are started, in the order of the attempts.
+
+    Args:
+        multi_user: The setting `deviceplugin.mpsMultiUser`.
+        partitions: The setting `deviceplugin.mpsPartitions`.
+    """
+    users = {"auto": ((MULTI_USER,), ()), "always": ((MULTI_USER,),), "never": ((),)}[multi_user]
+    static = ((STATIC_PARTITIONS,), ()) if partitions else ((),)
+    return tuple((*one, *other) for one in users for other in static)
 
 
 class Answer(Enum):
@@ -56,6 +81,7 @@ class Control:
     def __init__(self, command: Sequence[str], folder: Path, card: str, mounts: Mounts | None = None) -> None:
         self._command = list(command)
         self._folder = folder
+        self._card = card
         self._mounts = mounts
         self._pipe = pipe_dir(folder, card)
         self._log = folder / card / "log"
@@ -174,10 +200,27 @@ class Control:
             return Answer.ABSENT if answer is Answer.HEALTHY else answer
         return answer
 
-    async def send(self, line: str, seconds: float) -> str | None:
-        """Send a command, and return the daemon's answer; None if there is none."""
+    async def partitions(self, seconds: float) -> Partitions | Unable:
+        """Return the static SM partitions of the card, or why that is not possible.
+
+        The first command for partitions initializes CUDA in the daemon, which can take seconds.
+        """
+        text = await self._send(list_command(), seconds)
+        return read_listed(text, self._card) or Unable(_shown(text))
+
+    async def add_partition(self, chunks: int, seconds: float) -> str | Unable:
+        """Create a static SM partition and return it, or why that is not possible."""
+        text = await self._send(add_command(self._card, chunks), seconds)
+        return read_added(text, self._card) or Unable(_shown(text))
+
+    async def remove_partition(self, id_: str, seconds: float) -> None:
+        """Remove a partition. It stays while it has clients; `partitions` shows whether it is gone."""
+        await self._send(remove_command(self._card, id_), seconds)
+
+    async def _send(self, line: str, seconds: float) -> str:
+        """Send a command, and return the daemon's answer; "" if there is none."""
         answer, text = await self._query(line, seconds)
-        return text if answer is Answer.HEALTHY else None
+        return text if answer is Answer.HEALTHY else ""
 
     async def quit(self, seconds: float) -> None:
         """Send the command to quit to the daemon, which may ignore it."""
@@ -239,6 +282,11 @@ class Control:
                 self._mounts.mount(self._pipe)
         for folder, mode in ((self._pipe, 0o755), (self._log, 0o755), (shared, 0o1777)):
             folder.chmod(mode)
+
+
+def _shown(text: str) -> str:
+    """Return the answer of a daemon as part of a message."""
+    return text.strip()[:_MOST_SHOWN] or "it does not answer"
 
 
 async def _exchange(client: asyncio.subprocess.Process, line: str) -> bytes | None:

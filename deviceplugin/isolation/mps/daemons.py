@@ -9,28 +9,19 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deviceplugin.isolation.mps.control import Answer, Control
-from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder
-from deviceplugin.isolation.mps.partitions import (
-    Partitions,
-    add_command,
-    list_command,
-    read_added,
-    read_listed,
-    remove_command,
-)
+from deviceplugin.isolation.backend import Unable
+from deviceplugin.isolation.mps.control import MULTI_USER, STATIC_PARTITIONS, Answer, Control
+from deviceplugin.isolation.mps.folders import Mounts, UnlimitedFolder, shm_without_mount
+from deviceplugin.isolation.mps.limits import shm_dir
 from deviceplugin.pods.identity import Refused
 
 log = logging.getLogger(__name__)
 
-MULTI_USER, STATIC_PARTITIONS = "-M", "-S"
-"""Options of the control program: clients of several users at the same time, and static SM partitions."""
-_MOST_ANSWER = 200
-"""The most characters of a daemon's answer in a message."""
 _NOT_STARTED = "has not answered yet"
 
 
@@ -46,6 +37,7 @@ class Times:
         first_pause: The pause before the first restart. Each further pause is twice as long.
         first_poll: The first interval between queries of a daemon that does not answer. Each further interval is twice
             as long, up to `health`.
+        partition: The time in which a daemon must answer a command for static SM partitions.
     """
 
     request: float = 2.0
@@ -56,18 +48,7 @@ class Times:
     first_pause: float = 0.5
     longest_pause: float = 30.0
     first_poll: float = 0.05
-
-
-def option_sets(multi_user: str, *, partitions: bool) -> tuple[tuple[str, ...], ...]:
-    """Return the options with which daemons are started, in the order of the attempts.
-
-    Args:
-        multi_user: The setting `deviceplugin.mpsMultiUser`.
-        partitions: The setting `deviceplugin.mpsPartitions`.
-    """
-    users = {"auto": ((MULTI_USER,), ()), "always": ((MULTI_USER,),), "never": ((),)}[multi_user]
-    static = ((STATIC_PARTITIONS,), ()) if partitions else ((),)
-    return tuple((*one, *other) for one in users for other in static)
+    partition: float = 5.0
 
 
 class _Daemon:
@@ -75,12 +56,12 @@ class _Daemon:
 
     Attributes:
         is_used: Whether containers may be running as clients of the daemon, so that it must not be killed.
+        options: The options after `-f` with which the daemon that was watched last was started.
         problem: Why the daemon does not answer: the part of a message that follows "the MPS daemon of card …".
     """
 
     def __init__(self, card: str, control: Control, node: "Daemons") -> None:
         self._card = card
-        self._control = control
         self._node = node
         self._times = node.times
         self._is_refused = False
@@ -88,6 +69,8 @@ class _Daemon:
         self._wake = asyncio.Event()
         self._has_answered = False
         self._attempt = 0
+        self.control = control
+        self.options: frozenset[str] = frozenset()
         self.is_needed = False
         self.is_used = False
         self.problem = _NOT_STARTED
@@ -101,37 +84,15 @@ class _Daemon:
             self._had_clients = self._had_clients or is_used
             self._wake.set()
 
-    def has_option(self, option: str) -> bool:
-        """Return whether the daemon runs with this option."""
-        return option in self._control.options()
-
-    async def partitions(self) -> Partitions | None:
-        """Return the static SM partitions of the card; None if the daemon has none or does not answer."""
-        text = await self._control.send(list_command(), self._times.request)
-        return None if text is None else read_listed(text, self._card)
-
-    async def add_partition(self, chunks: int) -> str:
-        """Create a partition and return it. Raises Refused."""
-        text = await self._control.send(add_command(self._card, chunks), self._times.request)
-        found = None if text is None else read_added(text, self._card)
-        if found is None:
-            answer = (text or "no answer").strip()[:_MOST_ANSWER]
-            raise Refused(f"SM partition of {chunks} chunks on card {self._card}: {answer}")
-        return found
-
-    async def remove_partition(self, id_: str) -> None:
-        """Remove a partition. A partition that still has clients stays, and the next call tries again."""
-        await self._control.send(remove_command(self._card, id_), self._times.request)
-
     @property
     def may_use_shared_memory(self) -> bool:
         """Whether the daemon runs, or containers may be running as its clients."""
-        return self.is_used or self.healthy.is_set() or self._control.pid() is not None
+        return self.is_used or self.healthy.is_set() or self.control.pid() is not None
 
     @property
     def has_unlimited_folder(self) -> bool:
         """Whether a folder of the daemon has no size limit, or the daemon is not started for that reason."""
-        return self.is_needed and (self._is_refused or (self.healthy.is_set() and self._control.has_unlimited_folder()))
+        return self.is_needed and (self._is_refused or (self.healthy.is_set() and self.control.has_unlimited_folder()))
 
     async def run(self) -> None:
         """Run the daemon until the card does not need it any more. When cancelled, leave the daemon running."""
@@ -159,8 +120,8 @@ class _Daemon:
         Returns why the daemon has ended, or None if the card does not need it any more.
         """
         is_new = False
-        pid = self._control.pid()
-        if pid is None and await self._control.check_health(self._times.request) is Answer.ABSENT:
+        pid = self.control.pid()
+        if pid is None and await self.control.check_health(self._times.request) is Answer.ABSENT:
             self._is_refused = False
             try:
                 pid = await self._start()
@@ -170,12 +131,16 @@ class _Daemon:
                 self._is_refused = True
                 return f"is not started: {error}"
             is_new = True
-            log.info("MPS daemon started", extra={"card": self._card, "pid": pid})
+            self.options = frozenset(self._node.attempts[self._attempt])
+            log.info("MPS daemon started", extra={"card": self._card, "pid": pid, "options": sorted(self.options)})
+        else:
+            self.options = self.control.options()
         with self._waking_at_exit(pid):
             reason = await self._watch(pid, is_new=is_new)
         if is_new and reason is not None and not self._has_answered:
-            # A program that does not know an option ends without an answer. If it ends with none of them, there is
-            # another reason, and the next attempt uses all of them again.
+            # A program that does not know an option ends without an answer, and one that cannot partition the card
+            # is ended. If that happens without options too, there is another reason, and the next attempt uses all of
+            # them again.
             attempts = self._node.attempts
             failed = " ".join(attempts[self._attempt])
             self._attempt = (self._attempt + 1) % len(attempts)
@@ -188,8 +153,8 @@ class _Daemon:
         """Prepare the folders, start a daemon, and return its pid. Raises OSError and UnlimitedFolder."""
         async with self._node.folders:  # No other daemon starts while the shared memory is emptied.
             is_only_user = not self._node.is_shared_memory_used()
-            await asyncio.to_thread(self._control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
-            return self._control.start(self._node.attempts[self._attempt])
+            await asyncio.to_thread(self.control.prepare, has_clients=self.is_used, is_only_user=is_only_user)
+            return self.control.start(self._node.attempts[self._attempt])
 
     async def _watch(self, pid: int | None, *, is_new: bool) -> str | None:
         """Query the daemon until it ends, and return why. Return None if the card does not need it any more.
@@ -204,14 +169,17 @@ class _Daemon:
         pause = times.first_poll
         self._had_clients = self.is_used or not is_new
         while self.is_needed:
-            answer = await self._control.check_health(times.request)
-            self._control.trim()
-            if pid is not None and self._control.pid() is None:
-                return f"ended: {self._control.last_output() or 'it wrote nothing'}"
-            if self._had_clients and not self.is_used and self._control.is_half_full():
+            answer = await self.control.check_health(times.request)
+            self.control.trim()
+            if pid is not None and self.control.pid() is None:
+                return f"ended: {self.control.last_output() or 'it wrote nothing'}"
+            if self._had_clients and not self.is_used and self.control.is_half_full():
                 self._set_health(healthy=False, problem="is being restarted")
                 await self._quit()
                 return "was ended because its folder was more than half full of files that ended containers had left"
+            if answer is Answer.HEALTHY and is_new and (lack := await self._lack_of_partitions()):
+                await self._quit()
+                return lack
             if answer is Answer.HEALTHY:
                 last_answer = _now()
                 self._has_answered = True
@@ -223,7 +191,7 @@ class _Daemon:
                 is_starting = is_new and not self._has_answered
                 limit = times.start if is_starting else times.silent
                 if _now() - last_answer > limit and (is_starting or not self.is_used):
-                    self._control.kill()
+                    self.control.kill()
                     return f"has not answered for {limit:g} s and was killed"
                 if not is_starting:
                     self._set_problem("does not answer; running containers continue, and no new ones start")
@@ -231,10 +199,21 @@ class _Daemon:
             pause = times.first_poll if answer is Answer.HEALTHY else min(pause * 2, times.health)
         return None
 
+    async def _lack_of_partitions(self) -> str | None:
+        """Return why a new daemon with `-S` cannot partition the card, or None if it can.
+
+        Cards before the architecture Ampere have no static SM partitions. No client could run there, because each one
+        would need a partition.
+        """
+        if self._has_answered or STATIC_PARTITIONS not in self.options:
+            return None
+        found = await self.control.partitions(self._times.start)
+        return f"has no static SM partitions: {found.reason}" if isinstance(found, Unable) else None
+
     async def _end(self) -> None:
         """Make the daemon quit, or kill it if it does not quit in time. Call this only if it has no clients."""
-        if self._control.pid() is not None or (
-            await self._control.check_health(self._times.request) is not Answer.ABSENT
+        if self.control.pid() is not None or (
+            await self.control.check_health(self._times.request) is not Answer.ABSENT
         ):
             await self._quit()
             log.info("MPS daemon ended", extra={"card": self._card})
@@ -242,10 +221,10 @@ class _Daemon:
 
     async def _quit(self) -> None:
         deadline = _now() + self._times.quit
-        await self._control.quit(self._times.request)
-        while self._control.pid() is not None:
+        await self.control.quit(self._times.request)
+        while self.control.pid() is not None:
             if _now() > deadline:
-                self._control.kill()
+                self.control.kill()
             await asyncio.sleep(self._times.first_poll)
 
     async def _free_shared_memory(self) -> None:
@@ -254,7 +233,7 @@ class _Daemon:
             if self._node.is_shared_memory_used():
                 return
             try:
-                await asyncio.to_thread(self._control.empty_shared_memory)
+                await asyncio.to_thread(self.control.empty_shared_memory)
             except OSError as error:
                 self._node.warn(f"the shared memory of MPS cannot be emptied: {error.strerror}: {error.filename}")
 
@@ -359,21 +338,25 @@ class Daemons:
         """Return whether an MPS folder that containers can write to lacks the required size limit. Thread-safe."""
         return any(daemon.has_unlimited_folder for daemon in tuple(self._cards.values()))
 
+    def unable_reason(self) -> str | None:
+        """Return why no daemon can run on this node, or None if nothing is known that prevents it. Thread-safe."""
+        program = self._command[0]
+        if shutil.which(program) is None:
+            return f"the program {program} does not exist, or the agent cannot execute it"
+        shared = shm_dir(self._folder)
+        if self._mounts is not None and not self._mounts.is_mount(shared):
+            return shm_without_mount(shared)
+        return None
+
     def lack(self, option: str) -> bool:
         """Return whether a daemon answers that runs without this option. Thread-safe."""
         daemons = tuple(self._cards.values())
-        return any(daemon.healthy.is_set() and not daemon.has_option(option) for daemon in daemons)
+        return any(daemon.healthy.is_set() and option not in daemon.options for daemon in daemons)
 
-    async def partitions(self, card: str) -> Partitions | None:
-        """Return the static SM partitions of the card; None if its daemon has none or does not answer."""
-        return await self._daemon(card).partitions()
-
-    async def add_partition(self, card: str, chunks: int) -> str:
-        """Create a partition and return it. Raises Refused."""
-        return await self._daemon(card).add_partition(chunks)
-
-    async def remove_partition(self, card: str, id_: str) -> None:
-        await self._daemon(card).remove_partition(id_)
+    def partitionable(self) -> Mapping[str, Control]:
+        """Return the daemons that answer and have static SM partitions, by the UUIDs of their cards, sorted."""
+        found = sorted(self._cards.items())
+        return {c: d.control for c, d in found if d.healthy.is_set() and STATIC_PARTITIONS in d.options}
 
     async def ready(self, card: str, deadline: float) -> None:
         """Wait until the card's daemon answers. Raises Refused at the deadline, a time of the event loop's clock."""

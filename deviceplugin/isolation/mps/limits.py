@@ -6,6 +6,7 @@ environment variables, so the limits hold only for cooperative programs (docs/mp
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from deviceplugin.delivery.cdi import Edits, Mount
@@ -32,12 +33,15 @@ class Client:
         card: The UUID of the card.
         memory: The memory limit in the form that MPS reads, such as `4G`; None if there is no limit.
         percent: The limit in percent of the card's threads; None if there is no limit.
+        part: The part of the card that a static SM partition of this client has. Where partitions are used every client
+            must have one, so a client without a limit of its threads has a part as large as that of the memory.
         partition: The static SM partition, which replaces the percentage; "" if there is none.
     """
 
     card: str
     memory: str | None = None
     percent: int | None = None
+    part: Fraction = Fraction(1)
     partition: str = ""
 
 
@@ -80,17 +84,25 @@ def slice_client(name: str, card: Card) -> Client:
         name: The name of the slice, such as `4gb`.
     """
     size = gigabytes(name)
-    return Client(card.uuid, f"{size}G", _percent(100 * size, max(1, card.memory // _GIB)))
+    whole = max(1, card.memory // _GIB)
+    return Client(card.uuid, f"{size}G", _percent(100 * size, whole), _part(size, whole))
 
 
 def share_client(limit: CardLimit) -> Client:
     """Return a client with this share of a card. An amount that the share does not state has no limit."""
+    card = limit.card
     memory = f"{max(1, limit.memory // _MIB)}M" if limit.memory else None
-    return Client(limit.card.uuid, memory, _percent(100 * limit.compute, limit.card.core) if limit.compute else None)
+    if limit.compute:
+        return Client(card.uuid, memory, _percent(100 * limit.compute, card.core), _part(limit.compute, card.core))
+    return Client(card.uuid, memory, None, _part(limit.memory or card.memory, card.memory))
 
 
 def _percent(hundredfold: int, whole: int) -> int:
     return min(100, max(1, hundredfold // whole))
+
+
+def _part(amount: int, whole: int) -> Fraction:
+    return min(Fraction(1), Fraction(amount, max(1, whole)))
 
 
 def client_edits(client: Client, folder: Path) -> Edits:

@@ -11,15 +11,24 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from deviceplugin.isolation.mps.daemons import Daemons, Times, option_sets
+from deviceplugin.isolation.mps.control import option_sets
+from deviceplugin.isolation.mps.daemons import Daemons, Times
 from deviceplugin.isolation.mps.folders import Mounts
 from playground import mps_control
 
 COMMAND = [sys.executable, "-S", "-E", mps_control.__file__]
 CARD, OTHER = "GPU-n1-0", "GPU-n1-1"
-TIMES = Times(request=20, health=0.2, start=20, silent=20, quit=20, first_pause=0.01, longest_pause=0.05)
+TIMES = Times(request=20, health=0.2, start=20, silent=20, quit=20, first_pause=0.01, longest_pause=0.05, partition=20)
 """Long timeouts, since the machine that runs the tests may be slow."""
 P = ParamSpec("P")
+
+
+def broken_program(folder: Path) -> str:
+    """Return a program that exists, but that cannot be started."""
+    program = folder / "broken"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    return str(program)
 
 
 def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from tests.builders import share
-from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, kill, lives, pid_of
+from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, broken_program, kill, lives, pid_of
 from tests.deviceplugin.node import PODS, Node
 from tests.waiting import until
 
@@ -67,7 +67,7 @@ def test_daemons_outlive_the_agent_and_the_end_of_one_is_an_event(node: Node) ->
 
 
 def test_daemon_that_does_not_come_up_is_an_event_on_the_node(node: Node) -> None:
-    with node.agent(**settings(node, mpsControl="/no/such/control")):
+    with node.agent(**settings(node, mpsControl=broken_program(node.folder))):
         node.create(decided("p"))
         until(lambda: any("cannot be started: No such file" in text for text in warnings(node, "MgpuMps")))
         assert not node.runtime.containers()

@@ -13,6 +13,7 @@ from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.mps.clients import Mps
 from deviceplugin.isolation.mps.daemons import Daemons, Times
+from deviceplugin.isolation.mps.folders import KernelMounts, Mounts
 from deviceplugin.isolation.mps.limits import Client, client_edits
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
@@ -21,7 +22,18 @@ from playground.container_runtime import Edits as Resolved
 from playground.container_runtime import Unresolvable, resolve
 from tests.builders import container, pod
 from tests.deviceplugin.fake_node import FakeNode, FixedGpus
-from tests.deviceplugin.isolation.mps.fake import CARD, COMMAND, OTHER, TIMES, kill, lives, on_loop, pid_of, until
+from tests.deviceplugin.isolation.mps.fake import (
+    CARD,
+    COMMAND,
+    OTHER,
+    TIMES,
+    broken_program,
+    kill,
+    lives,
+    on_loop,
+    pid_of,
+    until,
+)
 from tests.deviceplugin.records import ASSUMED, RECORD, decided, requesting
 
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
@@ -37,10 +49,13 @@ class MpsNode(FakeNode):
         self._enforce = True
         self._times = TIMES
         self._command = COMMAND
+        self._mounts: Mounts | None = None
         super().__init__(folder)
 
     def make_isolation(self, files: CdiFiles) -> Isolation:
-        daemons = Daemons(self.folder, self._command, self.warnings.append, self.changed.wake, self._times)
+        daemons = Daemons(
+            self.folder, self._command, self.warnings.append, self.changed.wake, self._times, self._mounts
+        )
 
         def unenforced(gpu_pod: GpuPod, reason: str) -> None:
             self.unenforced.append(f"{gpu_pod.pod.name}: {reason}")
@@ -59,10 +74,12 @@ class MpsNode(FakeNode):
         times: Times = TIMES,
         command: list[str] = COMMAND,
         wait_seconds: float = 60.0,
+        mounts: Mounts | None = None,
     ) -> AsyncIterator["MpsNode"]:
         self._enforce = enforce
         self._times = times
         self._command = command
+        self._mounts = mounts
         self._wait = wait_seconds
         self.restart(*pods)
         self.changed.bind()
@@ -124,7 +141,8 @@ async def test_share_is_no_client_without_the_setting(mps_node: MpsNode) -> None
 
 @on_loop
 async def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(mps_node: MpsNode) -> None:
-    async with mps_node.running(decided("p", "0"), command=["/no/such/control"], wait_seconds=0.2):
+    command = [broken_program(mps_node.folder)]
+    async with mps_node.running(decided("p", "0"), command=command, wait_seconds=0.2):
         why = f"default/p container c: the MPS daemon of card {CARD} cannot be started: No such file or directory"
         with pytest.raises(Refused, match=why):
             await mps_node.run_container("p", "1", "2")
@@ -133,6 +151,19 @@ async def test_start_waits_for_the_daemon_and_is_refused_with_its_problem(mps_no
         assert not list(mps_node.folder.glob("cdi/*"))
     assert len(mps_node.refusals) == 1
     assert mps_node.warnings
+
+
+@pytest.mark.parametrize("cause", ["program", "mount"])
+@on_loop
+async def test_share_starts_without_limits_where_no_daemon_can_run(mps_node: MpsNode, cause: str) -> None:
+    command = ["/no/such/control"] if cause == "program" else COMMAND
+    mounts = KernelMounts() if cause == "mount" else None
+    async with mps_node.running(decided("p", "0"), command=command, mounts=mounts):
+        got = await mps_node.run_container("p", "1", "2")
+        assert not [key for key in got.env if key.startswith("CUDA")]
+        (reason,) = mps_node.unenforced
+        assert ("/no/such/control does not exist" if cause == "program" else "shm is not a separate mount") in reason
+    assert not mps_node.warnings
 
 
 @on_loop

@@ -1,5 +1,6 @@
 """Which limits a container gets as a client of its card's MPS daemon."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from deviceplugin.isolation.mps.limits import (
     Client,
     client_edits,
     find_daemon,
+    find_partition,
     share_client,
     slice_client,
     slice_client_of,
@@ -42,7 +44,9 @@ def shared(on: object = 0, core: int = 500, mib: int = 1024, **more: object) -> 
 def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
     name: str, memory: int, limits: tuple[str, int]
 ) -> None:
-    assert slice_client(name, Card(0, "GPU-0", "A", memory)) == Client("GPU-0", *limits)
+    client = slice_client(name, Card(0, "GPU-0", "A", memory))
+    assert (client.card, client.memory, client.percent) == ("GPU-0", *limits)
+    assert client.percent == max(1, int(100 * client.part))
 
 
 @pytest.mark.parametrize(
@@ -61,12 +65,26 @@ def test_slice_has_its_gib_and_the_same_fraction_of_the_threads(
 )
 def test_share_is_limited_to_what_it_requests(share: Share, limits: tuple[str | None, int | None]) -> None:
     (limit,) = limits_of([share], [card()])
-    assert share_client(limit) == Client("GPU-n1-0", *limits)
+    client = share_client(limit)
+    assert (client.card, client.memory, client.percent) == ("GPU-n1-0", *limits)
+
+
+@pytest.mark.parametrize(
+    ("share", "part"),
+    [
+        (shared(core=500, mib=1024), Fraction(1, 2)),
+        (shared(core=0, mib=20 * 1024), Fraction(1, 4)),  # gpushare, of 80 GiB
+        (shared(core=1000, mib=1), Fraction(1)),
+    ],
+)
+def test_partition_is_as_large_as_the_compute_or_else_the_memory(share: Share, part: Fraction) -> None:
+    (limit,) = limits_of([share], [card()])
+    assert share_client(limit).part == part
 
 
 def test_slice_is_a_client_of_its_card() -> None:
     piece = Share("c", 103, 1000, whole=True, type="gpu-4gb")
-    assert slice_client_of([piece], TWO) == Client("GPU-n1-1", "4G", 5)
+    assert slice_client_of([piece], TWO) == Client("GPU-n1-1", "4G", 5, Fraction(4, 80))
     assert slice_client_of([shared()], TWO) is None
     assert slice_client_of([Share("c", 3, 1000, whole=True, type="mig-2g.20gb")], TWO) is None
 
@@ -92,6 +110,10 @@ def test_environment_and_mounts_of_a_client() -> None:
         },
         mounts,
     )
+    partitioned = client_edits(Client("GPU-n1-0", "4G", 5, partition="D/7/A"), FOLDER)
+    assert partitioned.env["CUDA_MPS_SM_PARTITION"] == "GPU-n1-0/D/7/A"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in partitioned.env
+    assert find_partition(partitioned.env) == "D/7/A"
     assert client_edits(Client("GPU-n1-0"), FOLDER) == Edits({"CUDA_MPS_PIPE_DIRECTORY": pipe}, mounts)
 
 
