@@ -9,6 +9,7 @@ resources of the dialects exist from the start, and those of slices appear with 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from deviceplugin.inventory.offers import WHOLE_CARDS, id_limits, id_resources
@@ -19,12 +20,15 @@ from deviceplugin.partitioning.service import PartitionService
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.plugin_set import PluginSet
 from deviceplugin.plugin.registration import Registration
+from mgpu.dialects.protocol import NodeResource
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
+_NO_CARD = -1
+"""In place of the index of a card."""
 
 
 class AdvertisedResources:
@@ -96,6 +100,7 @@ class AdvertisedResources:
             for registration in self._own:
                 group.create_task(registration.run())
             group.create_task(self._follow_cards(offered, is_complete=is_complete))
+            group.create_task(self._follow_resizes())
 
     async def _follow_cards(self, offered: tuple[Card, ...], *, is_complete: bool) -> None:
         while True:
@@ -105,6 +110,17 @@ class AdvertisedResources:
             is_complete = self._offer(gpus)
             offered = gpus
 
+    async def _follow_resizes(self) -> None:
+        """Offer other ids when resized pods have freed more or less of a resource."""
+        resources = [resource.name for resource in id_resources((), self._state.settings) if resource.of_memory]
+        before = [0 for _ in resources]
+        while True:
+            freed = [self._state.freed_amount(name) for name in resources]
+            if freed != before:
+                self._offer(self._offered_gpus())
+                before = freed
+            await self._state.pods_changed.wait()
+
     def _offered_gpus(self) -> tuple[Card, ...]:
         whole = self._state.devices.whole()
         return self._state.devices.gpus() if whole is None else whole
@@ -113,6 +129,7 @@ class AdvertisedResources:
         """Offer the ids for these GPUs. Return False if the ids that pods hold could not be read."""
         is_complete = True
         limits = id_limits(gpus, self._state.settings, MAX_IDS - self._slices.ids)
+        spare = MAX_IDS - self._slices.ids - sum(limits.values())
         for resource in id_resources(gpus, self._state.settings):
             held: dict[int, list[str]] = {}
             taken: set[str] = set()
@@ -129,6 +146,11 @@ class AdvertisedResources:
                     f"only {limit} of {total} units of {resource.name} are offered, because a node has at most "
                     f"{MAX_IDS} device ids in all; disable the dialects that are not used"
                 )
+            if resource.of_memory:
+                # What a resized pod had freed is gone when it ends. Until then, the ids that other pods hold must stay.
+                freed = max(self._state.freed_amount(resource.name), len(taken) - total)
+                more = max(0, min(freed, spare))
+                resource, limit, spare = _with_units(resource, more), limit + more, spare - more
             unhealthy = [i for i, healthy in device_list.ids.items() if not healthy]
             device_list.offer(device_ids(resource, gpus, limit, held, taken, unhealthy))
         return is_complete
@@ -155,3 +177,8 @@ class AdvertisedResources:
     def _not_drained_reason(self, resource: str) -> str | None:
         held = self._state.pods.held_amount(resource)
         return self._state.objects.not_drained_reason(resource, pods_synced=self._state.pod_watch.synced, held=held)
+
+
+def _with_units(resource: NodeResource, more: int) -> NodeResource:
+    """Return the resource with more units, which belong to no card in particular."""
+    return replace(resource, amounts=(*resource.amounts, (_NO_CARD, more))) if more else resource

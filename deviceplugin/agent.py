@@ -28,6 +28,8 @@ from deviceplugin.isolation.hami_core.backend import make_hami_core
 from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.limits_files import LimitsFiles
 from deviceplugin.isolation.mps.clients import Mps, make_mps
+from deviceplugin.isolation.resizing import REASON as RESIZE_REFUSED
+from deviceplugin.isolation.resizing import Resizer
 from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.node_state import NodeState
@@ -94,6 +96,7 @@ class Agent:
         self._mps = self._make_mps()
         self._isolation = self._make_isolation(limits)
         self._usage = self._make_usage(usage_source) if usage_source and self._own.usage_seconds else None
+        self._resizer = self._make_resizer()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
         self._slices = self._make_slices(api, driver)
@@ -109,7 +112,7 @@ class Agent:
         )
         self._resources = AdvertisedResources(state, self._plugin_set, self._slices)
         self._reconciler = Reconciler(state, self._records, self._plugin_set, self._resources)
-        self._reporter = Reporter(api, objects, settings, self._facts, state.pods.held_amount)
+        self._reporter = Reporter(api, objects, settings, self._facts, state.pods.held_amount, state.freed_amount)
         self._subscribe()
 
     def _make_mps(self) -> Mps:
@@ -133,6 +136,19 @@ class Agent:
             state.cdi_files,
             state.cards,
             unenforced,
+        )
+
+    def _make_resizer(self) -> Resizer:
+        state = self._state
+        return Resizer(
+            state.pods,
+            self._isolation,
+            state.remnants,
+            self._records,
+            state.devices.devices,
+            state.offers_freed_amounts,
+            state.pods_changed,
+            partial(state.events.warn_pod, reason=RESIZE_REFUSED),
         )
 
     def _is_driver_chosen(self) -> bool:
@@ -257,11 +273,12 @@ class Agent:
         log.info("started", extra={"node": self.node})
         warn_if_unsealed(self._verifier)
         self._warn_of_isolation()
-        stores = (self._context.delivery, self._state.grants, self._isolation, self._plugin_set)
+        stores = (self._context.delivery, self._state.grants, self._isolation, self._resizer, self._plugin_set)
         serving = (self._resources.serve(), self._slices.run())
         works = [
             self._reconciler.follow_pods(stores, self._isolation.run()),
             self._reconciler.follow_whole_cards(),
+            self._reconciler.follow_resizes(self._resizer),
             self._state.runtime.follow(self._reporter.update),
         ]
         if self._usage is not None:

@@ -15,7 +15,7 @@ from deviceplugin.changes import Change, Changes
 from deviceplugin.delivery.cdi import CdiFiles
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.node_objects import NodeObjects
-from deviceplugin.inventory.offers import WHOLE_CARDS
+from deviceplugin.inventory.offers import WHOLE_CARDS, names_of_memory, status_amounts
 from deviceplugin.kubelet.checkpoint import FILE
 from deviceplugin.kubelet.pod_resources import PodResources, pod_resources_socket
 from deviceplugin.metrics import CardHoldings
@@ -24,6 +24,7 @@ from deviceplugin.node_events import NodeEvents
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from deviceplugin.pods.capacity_check import Grants, holding, read_delivered
 from deviceplugin.pods.container_runtime import ContainerRuntime
+from deviceplugin.pods.freed_amounts import freed_amount
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipts
 from deviceplugin.pods.remnants import Remnants
@@ -54,6 +55,7 @@ class NodeState:
     ) -> None:
         own = settings.deviceplugin
         self.settings = settings
+        self._of_memory = names_of_memory(settings)
         self.objects = objects
         self.plugin_folder = Path(own.kubelet_dir) / "device-plugins"
         self.checkpoint = self.plugin_folder / FILE
@@ -89,6 +91,24 @@ class NodeState:
         """Read from the CDI files, if the runtime has CDI, which cards agents have delivered to containers."""
         if self.settings.deviceplugin.cdi:
             self.grants.recover(read_delivered(self.cdi_files.environments()))
+
+    def freed_amount(self, resource: str) -> int:
+        """Return how much of a resource resized pods have freed. Thread-safe."""
+        if resource not in self._of_memory:
+            return 0
+        return freed_amount(resource, self.pods.all(), self.devices.gpus())
+
+    def offers_freed_amounts(self) -> bool:
+        """Return whether the status of the Node has what resized pods have freed. Thread-safe.
+
+        Device ids are not compared: the kubelet knows them as soon as they are offered, and reports them later.
+        """
+        amounts = status_amounts(self.devices.whole() or (), self.settings)
+        return all(
+            (self.objects.capacity(name) or 0) >= amounts[name] + freed
+            for name in sorted(self._of_memory & amounts.keys())
+            if (freed := self.freed_amount(name))
+        )
 
     def card_holdings(self) -> CardHoldings:
         """Return the cards and what pods hold of them. Thread-safe."""

@@ -11,6 +11,7 @@ from typing import Any
 from deviceplugin.advertised_resources import AdvertisedResources
 from deviceplugin.allocation.whole_cards import OURS
 from deviceplugin.changes import Change
+from deviceplugin.isolation.resizing import Resizer
 from deviceplugin.node_state import NodeState
 from deviceplugin.plugin.plugin_set import PluginSet
 from deviceplugin.plugin.registration import CHECK_SECONDS
@@ -71,6 +72,11 @@ class Reconciler:
         """
         await self._resumed.wait()
         await stops.follow()
+
+    async def follow_resizes(self, resizer: Resizer) -> None:
+        """Put live resizes into force, until cancelled. They wait until `follow_pods` has resumed."""
+        await self._resumed.wait()
+        await resizer.run()
 
     async def follow_whole_cards(self) -> None:
         """Find out which plugin serves whole cards, and which cards another plugin gave out, until cancelled.

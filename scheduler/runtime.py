@@ -32,6 +32,7 @@ from scheduler.cluster.events import (
     NodeMayFit,
     ObjectWarning,
     PartitionsChanged,
+    PodResizing,
     PodUndecided,
 )
 from scheduler.decisions.decider import Decider
@@ -44,6 +45,7 @@ from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
+from scheduler.decisions.resizing import ResizeDecisions
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.leadership import LeaderLabel, OwnKubeScheduler
 from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
@@ -87,6 +89,7 @@ class Process:
 
     Attributes:
         late: The queue of late binding decisions.
+        resizing: The queue of live resizes.
     """
 
     def __init__(self, settings: Settings, api: Api, identity: str, records: RecordVerifier = UNSEALED) -> None:
@@ -113,6 +116,7 @@ class Process:
         self.late = LateDecisions(
             self.state, self.decider, writes, settings, self._warn, self.may_decide, self.planning
         )
+        self.resizing = ResizeDecisions(self.state, writes, settings, self._warn, self.may_decide)
         self.suggestions = Suggestions(
             self.state, self.filter, self.decider, writes, self.may_decide, self.planning.request_plan
         )
@@ -135,6 +139,7 @@ class Process:
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
         self.state.subscribe(MtgpuPodsAffected, self.mtgpus.affected)
         self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
+        self.state.subscribe(PodResizing, lambda event: self.resizing.add(event.uid))
         self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
 
     def start(self) -> None:
@@ -146,6 +151,7 @@ class Process:
         self._run("announcements", lambda: self.announcements.run(self._stop))
         self._writers = [
             self._run("late decisions", lambda: self.late.run(self._stop)),
+            self._run("resizes", lambda: self.resizing.run(self._stop)),
             self._run("mtgpupods", lambda: self.mtgpus.run(self._stop)),
             # This thread also removes suggestions after the verbs for Volcano were turned off.
             self._run("suggestions", lambda: self.suggestions.run(self._stop)),
@@ -160,7 +166,7 @@ class Process:
         """
         self.state.reservations.close()
         self._stop.set()
-        for part in (self.late, self.announcements, self.planning, self.mtgpus, self.suggestions):
+        for part in (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions):
             part.wake()
         until = time.monotonic() + _END_SECONDS
         for thread in self._leadership_threads:
@@ -322,6 +328,8 @@ class Process:
         self.suggestions.begin()
         for uid in self.state.undecided_pods():
             self.late.add(uid)
+        for uid in self.state.resizes.pods():
+            self.resizing.add(uid)
         # No replica has announced the cards that came free between two terms. Pods that wait for slices are known only
         # to the replica whose filter has rejected them, so they must be filtered again. One announcement suffices,
         # because kube-scheduler retries all rejected pods after a change of any Node.

@@ -64,6 +64,8 @@ REFUSED = [
     Write("pod", annotated("mgpu.io/slices-given"), "and no others", OTHER),
     Write("pod", annotated("a.io/b"), "no annotations"),
     Write("pod", annotated("mgpu.io/card-models"), "no annotations"),
+    Write("pod", annotated("mgpu.io/resized"), "no annotations"),
+    Write("pod", annotated("mgpu.io/resize"), "no annotations"),
     Write("pod", annotated("vke.volcengine.com/anything"), "no annotations"),
     Write("pod", labelled("app", "x"), "but annotations"),
     Write("pod", {"metadata": {"finalizers": ["a.io/b"]}}, "but annotations"),

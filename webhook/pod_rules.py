@@ -21,8 +21,10 @@ from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS, PREFIX
 from mgpu.model.pods import Pod, read_new_pod, read_pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path, table_at
+from mgpu.model.resizing import RESIZE
 from mgpu.settings import Settings
 from webhook import mtgpupod_rules
+from webhook.resize_rules import resize_problems
 
 _WARNINGS = 20
 """The maximum number of warnings of one review. The API server truncates all warnings together to 4 KiB."""
@@ -54,7 +56,8 @@ def validate_create(raw: Mapping[str, Any], settings: Settings, user: str = "") 
         else:
             requests += [request] if request else []
     if vocabularies(pod):
-        problems += dialects.constraint_problems(pod, requests[0] if len(requests) == 1 else None)
+        only = requests[0] if len(requests) == 1 else None
+        problems += (*dialects.constraint_problems(pod, only), *resize_problems(pod, only, settings))
     else:
         problems += _useless_shares(pod)
     return _sort(problems)
@@ -65,7 +68,7 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
 
     Placement annotations are protected on every pod. The annotations of a request are immutable, like the resources of
     a container in Kubernetes. Constraints apply when the cards are decided, so they can change until the pod has a
-    node. Raises BadObject as `validate_create` does.
+    node. A wanted size (`mgpu.io/resize`) can change at any time. Raises BadObject as `validate_create` does.
     """
     pod = _read(raw)
     old = _read(old_raw)
@@ -82,6 +85,8 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         problems += _placements(changed, user)
     if changed and vocabularies(old):
         problems += (*_request_changes(pod, old, changed, settings), *_constraint_changes(pod, old, changed, settings))
+    if RESIZE in changed and isinstance(request := _request(old, settings), GpuRequest):
+        problems += resize_problems(pod, request, settings)
     return _sort(problems)
 
 
@@ -109,7 +114,9 @@ def unknown_constraints(raw: Mapping[str, Any], old_raw: Mapping[str, Any] | Non
     annotations = table_at(raw, "metadata", "annotations")
     before = table_at(old_raw, "metadata", "annotations")
     new = sorted(
-        key for key in annotations if key.startswith(PREFIX) and key not in CONSTRAINT_ANNOTATIONS and key not in before
+        key
+        for key in annotations
+        if key.startswith(PREFIX) and key not in (*CONSTRAINT_ANNOTATIONS, RESIZE) and key not in before
     )
     unknown = [key for key in new if not dialects.is_placement_annotation(key)][:_WARNINGS]
     read = read_new_pod if old_raw is None else _read

@@ -291,7 +291,7 @@ class Allocator:
         limits = await self._context.isolation.ready(carried, deadline)
         # An MPS daemon takes seconds to start. The limits are wrong if the record has changed in this time.
         now = self._latest(gpu_pod)
-        if limits and (now is None or now.shares != gpu_pod.shares):
+        if limits and (now is None or now.limited_shares != gpu_pod.limited_shares):
             raise Refused(f"{gpu_pod.pod.key}: its allocation record has changed during the start", gpu_pod.pod.uid)
         return limits
 

@@ -38,6 +38,16 @@ def status_amounts(cards: Sequence[Card], settings: Settings) -> dict[str, int]:
     return found
 
 
+def names_of_memory(settings: Settings) -> frozenset[str]:
+    """Return the names of the resources that stand for memory."""
+    return frozenset(
+        resource.name
+        for dialect in dialects.enabled(settings)
+        for resource in dialect.resources((), settings)
+        if resource.of_memory
+    )
+
+
 def id_limits(cards: Sequence[Card], settings: Settings, limit: int) -> dict[str, int]:
     """Return the number of ids by resource. The sum is at most `limit`."""
     needs: dict[str, dict[str, int]] = {}

@@ -83,22 +83,29 @@ def device_patch(device: Mapping[str, Any], desired: Mapping[str, Any], given: s
 
 
 def capacity_patch(
-    node: Mapping[str, Any], cards: Sequence[Card], settings: Settings, held_amount: Callable[[str], int]
+    node: Mapping[str, Any],
+    cards: Sequence[Card],
+    settings: Settings,
+    held_amount: Callable[[str], int],
+    freed_amount: Callable[[str], int] = lambda _: 0,
 ) -> Raw | None:
     """Return a merge patch of the Node's status for resources that have no device ids; None if it is up to date.
 
-    An amount is the sum over healthy devices, but at least the amount that pods hold, because the kubelet would
-    otherwise fail running pods. A published resource whose dialect was disabled, or whose last device was removed, is
-    removed once no pod holds it. A published resource that is now offered as device ids is left to the kubelet.
+    An amount is the sum over healthy devices and what resized pods have freed, but at least the amount that pods hold,
+    because the kubelet would otherwise fail running pods. A published resource whose dialect was disabled, or whose
+    last device was removed, is removed once no pod holds it. A published resource that is now offered as device ids is
+    left to the kubelet.
 
     Args:
         cards: The devices of the node, of all types.
         held_amount: A function that returns how much of a resource the pods hold.
+        freed_amount: A function that returns how much of it resized pods have freed (`inventory.freed_amounts`).
     """
     capacity = (node.get("status") or {}).get("capacity") or {}
     before = published_resources(dict(node))
     by_kubelet = {resource.name for resource in id_resources((), settings)}
-    desired = {name: max(amount, held_amount(name)) for name, amount in status_amounts(cards, settings).items()}
+    amounts = {name: amount + freed_amount(name) for name, amount in status_amounts(cards, settings).items()}
+    desired = {name: max(amount, held_amount(name)) for name, amount in amounts.items()}
     dropped = before - {*desired}
     leaving = sorted(dropped - by_kubelet)
     desired |= {name: amount for name in leaving if (amount := held_amount(name))}
@@ -208,6 +215,7 @@ class Reporter:
             too little has been read: a capacity that is written before all pods are listed could be less than what
             pods hold.
         held_amount: A function that returns how much of a resource the admitted pods hold.
+        freed_amount: A function that returns how much of it resized pods have freed.
 
     Attributes:
         problem: The reason why the API server does not have the present facts; None if it has them.
@@ -222,12 +230,14 @@ class Reporter:
         settings: Settings,
         facts: Callable[[], NodeFacts],
         held_amount: Callable[[str], int],
+        freed_amount: Callable[[str], int] = lambda _: 0,
     ) -> None:
         self._api = api
         self._objects = objects
         self._settings = settings
         self._facts = facts
         self._held_amount = held_amount
+        self._freed_amount = freed_amount
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
@@ -294,8 +304,9 @@ class Reporter:
             facts.usage_problem,
         )
         hami_core = facts.isolation is not None and facts.isolation.hami_core
+        cards = (*facts.whole, *_other_devices(device))
         patch = _merged(
-            capacity_patch(node, (*facts.whole, *_other_devices(device)), self._settings, self._held_amount),
+            capacity_patch(node, cards, self._settings, self._held_amount, self._freed_amount),
             labels_patch(node, facts.cards, facts.driver, server, hami_core=hami_core),
             agent_patch(node, about),
         )

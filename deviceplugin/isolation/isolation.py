@@ -19,6 +19,7 @@ from deviceplugin.isolation.mps.limits import PIPE
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import Refused, Target
 from mgpu.model.isolation import HAMI_CORE, MPS, NONE
+from mgpu.model.resizing import is_resizable
 
 VARIABLE = "MGPU_ISOLATION"
 """The environment variable of a container that names its isolation back end."""
@@ -136,19 +137,27 @@ class Isolation:
         """Return the back end that limits the container, or `none`. Thread-safe."""
         return self._limited.get(key, NONE)
 
-    async def resize(self, target: Target) -> Unable | None:
-        """Bring the limits of a running container to the shares of its pod's record. Return why that is impossible."""
-        name = self.backend_of(target.key)
-        ability = self._ability(name)
+    def unresizable(self, target: Target) -> Unable | None:
+        """Return why the limits of this container cannot be changed while it runs, or None if they can."""
+        if not target.shares or not all(map(is_resizable, target.shares)):
+            return Unable("it has no share of a card that can be resized")
         try:
-            limits = limits_of(target.shares, self._node.gpus)
+            limits_of(target.limited_shares, self._node.gpus)
         except Unenforceable as error:
             return Unable(str(error))
-        if not limits or name == NONE:
-            return None  # Nothing limits the container, so there is nothing to change.
-        if isinstance(ability, Unable) or not ability.resizable:
-            reason = ability.reason if isinstance(ability, Unable) else "it limits a container only at its start"
-            return Unable(f"isolation back end {name}: {reason}")
+        name = self.backend_of(target.key)
+        ability = self._ability(name)
+        if name == NONE or (isinstance(ability, Ability) and ability.resizable):
+            return None  # If nothing limits the container, only its share changes.
+        reason = ability.reason if isinstance(ability, Unable) else "it limits a container only at its start"
+        return Unable(f"isolation back end {name}: {reason}")
+
+    async def resize(self, target: Target) -> Unable | None:
+        """Bring the limits of a running container to those of its pod's record. Return why that is impossible."""
+        name = self.backend_of(target.key)
+        if (unable := self.unresizable(target)) is not None or name == NONE:
+            return unable
+        limits = limits_of(target.limited_shares, self._node.gpus)
         return await self._backends[name].resize(LimitedContainer(target, limits))
 
     def measure(self) -> tuple[Measured, ...]:
@@ -170,7 +179,7 @@ class Isolation:
         named = target.gpu_pod.request.isolation if target.gpu_pod.request else ""
         choice = Choice(named) if named else self.chosen()
         try:
-            limits = limits_of(target.shares, self._node.gpus)
+            limits = limits_of(target.limited_shares, self._node.gpus)
         except Unenforceable as error:
             if choice.name != NONE or choice.problem:
                 self._report(target, (str(error),))

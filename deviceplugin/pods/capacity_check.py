@@ -17,6 +17,7 @@ from mgpu.model.gpu_requests import Amount
 from mgpu.model.ledger import Holding, Share, unknown_shares
 from mgpu.model.pod_references import names_visible_to
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.resizing import RESIZED
 
 Delivered = Mapping[tuple[str, str], Sequence[str]]
 """The UUIDs of the cards or slices that were delivered to a container, by pod UID and container."""
@@ -162,6 +163,7 @@ class Grants:
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
         before = [held for held in foreign if held.uid != gpu_pod.pod.uid]
+        self._follow_resizes(active.values(), cards)
         for uid, other in active.items():
             if uid not in self._granted and (other.started_containers or self.has_delivered(uid)):
                 held = holding(other, cards, self._delivered, bare=uid in self.bare)
@@ -180,6 +182,22 @@ class Grants:
             elif uid in active:
                 before.append(granted)
         return excess(added, before, cards)
+
+    def _follow_resizes(self, pods: Iterable[GpuPod], cards: Sequence[Card]) -> None:
+        """Bring the grants of resized pods to the amounts of their records. A grant keeps its cards and its place.
+
+        A larger amount counts only if it fits, so that no record takes cards from pods that were granted them.
+        """
+        for gpu_pod in pods:
+            uid = gpu_pod.pod.uid
+            granted = self._granted.get(uid)
+            if granted is None or RESIZED not in gpu_pod.pod.annotations:
+                continue
+            now = holding(gpu_pod, cards, self._delivered)
+            is_less = all(now.uses(card).memory <= granted.uses(card).memory for card in cards)
+            others = [held for other, held in self._granted.items() if other != uid]
+            if is_less or excess(now, others, cards) is None:
+                self._granted[uid] = now
 
     def grant(self, gpu_pod: GpuPod, cards: Sequence[Card]) -> None:
         """Store that the pod starts with the cards of its record.

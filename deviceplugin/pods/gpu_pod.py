@@ -24,6 +24,7 @@ from mgpu.model.ledger import Share
 from mgpu.model.pods import Container, Pod, read_pod
 from mgpu.model.quantities import QuantityError, whole_number
 from mgpu.model.raw_objects import table_at
+from mgpu.model.resizing import RESIZED, limited_shares, read_sizes
 from mgpu.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,13 @@ class GpuPod:
     def is_decided(self) -> bool:
         """Whether it is useless to wait for a decision, because there is a record or a problem."""
         return self.shares is not None or self.problem is not None
+
+    @property
+    def limited_shares(self) -> tuple[Share, ...] | None:
+        """The shares to which containers must be limited. While a limit is being lowered, they are below `shares`."""
+        if self.shares is None or RESIZED not in self.pod.annotations:
+            return self.shares
+        return limited_shares(self.shares, read_sizes(self.pod.annotations))
 
     def container_requests(self, container: str) -> tuple[ContainerRequest, ...]:
         """Return the container's requests: one for GPUs, or one for each type of slices; () if it has none."""

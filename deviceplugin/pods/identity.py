@@ -15,6 +15,7 @@ from mgpu import dialects
 from mgpu.model.cards import GPU, Card, noun
 from mgpu.model.gpu_requests import ContainerRequest
 from mgpu.model.ledger import Minor, Share, missing_cards
+from mgpu.model.resizing import RESIZED
 from mgpu.model.slice_names import is_slice, place_of
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -71,7 +72,15 @@ class Target:
     @property
     def shares(self) -> tuple[Share, ...]:
         """The shares of GPUs and slices that the pod's record gives to the container."""
-        own = (s for s in self.gpu_pod.shares or () if s.container == self.container)
+        return self._own(self.gpu_pod.shares)
+
+    @property
+    def limited_shares(self) -> tuple[Share, ...]:
+        """The shares to which the container must be limited (`GpuPod.limited_shares`)."""
+        return self._own(self.gpu_pod.limited_shares)
+
+    def _own(self, shares: Collection[Share] | None) -> tuple[Share, ...]:
+        own = (s for s in shares or () if s.container == self.container)
         return tuple(s for s in own if s.type == GPU or is_slice(s.type))
 
     @property
@@ -150,6 +159,9 @@ def environment_on(target: Target, cards: Sequence[Card], gpus: Sequence[Card] =
     if not target.requests or request is None:
         return {}
     env = dialects.environment_of(target.gpu_pod.pod, request, target.container, cards, gpus)
+    if RESIZED in target.gpu_pod.pod.annotations:
+        amounts = [s.amount(card).memory for s in target.limited_shares for card in cards if s.is_on(card)]
+        env["MGPU_MEMORY_BYTES"] = str(min(amounts, default=0))
     if target.requests_slices:
         env[PLACES_VARIABLE] = ",".join("{}:{}".format(*place_of(card.index)) for card in cards)
     return env

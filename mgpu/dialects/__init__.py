@@ -38,6 +38,7 @@ from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import SUGGESTED_NODE, Container, Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path
+from mgpu.model.resizing import RESIZE, RESIZED, held_shares, read_sizes
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import CARD_POLICIES, Settings
 
@@ -69,7 +70,7 @@ __all__ = [
     "unhealthy_list_of",
 ]
 
-_READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS, SUGGESTED_NODE))
+_READ = frozenset((*REQUEST_ANNOTATIONS, *CONSTRAINTS, *MTGPU_ANNOTATIONS, SUGGESTED_NODE, RESIZE))
 """The annotations that mgpu reads, except those of allocation records."""
 _MAX_TEXT = 16_384
 """The most characters of an annotation that are kept. The longest valid one is a constraint with 100 entries of 128
@@ -212,12 +213,12 @@ def carrier(container: Container, settings: Settings) -> str | None:
 
 
 def is_read_annotation(key: str) -> bool:
-    """Return whether an annotation is part of a request, a constraint, an MtgpuPod or an allocation record."""
+    """Return whether an annotation is part of a request, a constraint, a resize, an MtgpuPod or a record."""
     return is_request_annotation(key) or is_placement_annotation(key)
 
 
 def is_request_annotation(key: str) -> bool:
-    """Return whether an annotation is part of a request, a constraint or an MtgpuPod."""
+    """Return whether an annotation is part of a request, a constraint, a resize or an MtgpuPod."""
     return key in _READ
 
 
@@ -245,10 +246,15 @@ def drop_unread_annotations(pod: Pod, *also: str) -> Pod:
 def read_placement(pod: Pod, request: GpuRequest) -> tuple[Share, ...] | None:
     """Return the shares in the pod's allocation record, or None if the pod has no record.
 
+    A container that was resized has the memory that the ledger holds for it (`mgpu.model.resizing`).
+
     Raises BadObject if the record cannot be read, contradicts the amounts of the request, or names cards for a
     container that requests none.
     """
-    return by_name(request.dialect).read_placement(pod, request)
+    shares = by_name(request.dialect).read_placement(pod, request)
+    if shares is None or RESIZED not in pod.annotations:
+        return shares
+    return held_shares(shares, read_sizes(pod.annotations))
 
 
 def acknowledgement(pod: Pod, request: GpuRequest) -> dict[str, str]:

@@ -163,7 +163,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     memory = tuple((card.index, card.memory // unit_bytes(settings)) for card in gpus)
     return (
         # The kubelet cannot handle one device id per MiB, so in MiB the resource is a number in the node's status.
-        NodeResource(MEMORY, memory, as_ids=in_gib, follows_settings=True),
+        NodeResource(MEMORY, memory, as_ids=in_gib, follows_settings=True, of_memory=True),
         NodeResource(COUNT, tuple((card.index, 1) for card in gpus), as_ids=False),
     )
 

@@ -176,8 +176,8 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     return (
         NodeResource(NVIDIA, tuple((card.index, 1) for card in gpus), as_ids=True),
         NodeResource(CORE, percent, as_ids=True),
-        NodeResource(RATIO, percent, as_ids=True),
-        NodeResource(MEMORY, tuple((card.index, card.memory) for card in gpus), as_ids=False),
+        NodeResource(RATIO, percent, as_ids=True, of_memory=True),
+        NodeResource(MEMORY, tuple((card.index, card.memory) for card in gpus), as_ids=False, of_memory=True),
         NodeResource(SHARED, percent, as_ids=False),
         *(NodeResource(PREFIX + t, tuple((i, 100) for i in others[t]), as_ids=False, type=t) for t in sorted(others)),
     )

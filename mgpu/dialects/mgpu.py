@@ -155,7 +155,7 @@ def resources(cards: Sequence[Card], settings: Settings) -> tuple[NodeResource, 
     gpus = [card for card in cards if card.type == GPU]
     return (
         NodeResource(CORE, tuple((card.index, 100) for card in gpus), as_ids=True),
-        NodeResource(MEMORY, tuple((card.index, card.memory // MIB) for card in gpus), as_ids=False),
+        NodeResource(MEMORY, tuple((card.index, card.memory // MIB) for card in gpus), as_ids=False, of_memory=True),
     )
 
 

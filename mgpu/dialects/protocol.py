@@ -40,6 +40,7 @@ class NodeResource:
         type: the type of the devices.
         follows_settings: whether `as_ids` depends on the settings. An agent applies a change of `as_ids` only while no
             running pod holds the resource.
+        of_memory: whether the resource stands for memory of cards, so that live resizes free some of it.
     """
 
     name: str
@@ -47,6 +48,7 @@ class NodeResource:
     as_ids: bool
     type: str = GPU
     follows_settings: bool = False
+    of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ from mgpu.dialects import mtgpu
 from mgpu.model.budget import MAX_ANNOTATIONS, MAX_CONTAINERS
 from mgpu.model.pods import Pod
 from mgpu.model.record_seals import SEAL, Keys, Subject, canonical_json
+from mgpu.model.resizing import APPLIED
 
-_UNSIGNED = frozenset((SEAL, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
+_UNSIGNED = frozenset((SEAL, APPLIED, *(key for dialect in dialects.ALL for key in dialect.ACKNOWLEDGEMENTS)))
 """The annotations that seals do not cover: the seal itself, and acknowledgements. The node writes acknowledgements
 after the record is sealed, and no decision depends on them."""
 _ROWS_OF_DIGEST = 32
@@ -133,7 +134,7 @@ class RecordVerifier:
 
     def _is_of_peer(self, record: Mapping[str, str]) -> bool:
         owners = [dialect for dialect in dialects.ALL if dialect.NAME in self.peers]
-        return all(any(dialect.owns_annotation(key) for dialect in owners) for key in record)
+        return all(any(dialect.owns_annotation(key) for dialect in owners) for key in record if key not in _UNSIGNED)
 
     def sealed_mtgpu(self, raw: Mapping[str, object], owner: str) -> dict[str, str]:
         """Return the annotation with the seal of the Pod that the controller creates for the MtgpuPod with UID `owner`.

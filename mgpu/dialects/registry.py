@@ -14,6 +14,7 @@ from mgpu.model.errors import Problem, Rule
 from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import annotation_path
 from mgpu.model.record_seals import SEAL
+from mgpu.model.resizing import APPLIED, RESIZED
 from mgpu.settings import Settings
 
 ALL: tuple[Dialect, ...] = (mgpu, gpushare, koordinator, slices)
@@ -25,7 +26,9 @@ MTGPU_PREFIX = "lsalab.nthu/"
 annotation must not use another vocabulary."""
 
 _BY_NAME: Mapping[str, Dialect] = {dialect.NAME: dialect for dialect in ALL}
-_RECORD_KEYS = (SEAL, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
+_COMMON = (SEAL, RESIZED, APPLIED)
+"""The annotations of a record that do not belong to any vocabulary."""
+_RECORD_KEYS = (*_COMMON, *(key for dialect in ALL for key in dialect.RECORD_KEYS))
 _MAX_CACHED_KEY = 128
 """The most characters of a key that is remembered, since users choose the keys."""
 _RESOURCE_PREFIXES = tuple(prefix for dialect in ALL for prefix in dialect.RESOURCE_PREFIXES)
@@ -98,7 +101,7 @@ def is_placement_annotation(key: str) -> bool:
 
 
 def _is_owned(key: str) -> bool:
-    return key == SEAL or any(dialect.owns_annotation(key) for dialect in ALL)
+    return key in _COMMON or any(dialect.owns_annotation(key) for dialect in ALL)
 
 
 _is_owned_cached = lru_cache(maxsize=1024)(_is_owned)

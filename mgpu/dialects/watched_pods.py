@@ -28,6 +28,7 @@ from mgpu.model import budget
 from mgpu.model.pods import SUGGESTED_NODE, VOLCANO_GROUP, Container, Pod, containers_that_ran, gate_names, is_none
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import SEAL
+from mgpu.model.resizing import RESIZE
 
 Raw = Mapping[str, Any]
 
@@ -222,7 +223,7 @@ def stored_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 def _is_kept(key: str, *, record: bool) -> bool:
     if dialects.is_placement_annotation(key):
         return record
-    return key in dialects.REQUEST_ANNOTATIONS or key in mtgpu.ANNOTATIONS or key == SUGGESTED_NODE
+    return key in dialects.REQUEST_ANNOTATIONS or key in mtgpu.ANNOTATIONS or key in (SUGGESTED_NODE, RESIZE)
 
 
 def _is_whole(key: str, text: str) -> bool:

@@ -92,6 +92,8 @@ class SchedulerSettings(Block):
         bindingUsers: The users and groups that may bind GPU pods. If mgpu's extender binds pods, the list must contain
             the service account mgpu-scheduler. If the list is empty, every user with the right to bind pods may do so.
         requireReadyAgents: Whether a node is refused while the Pod of its agent is not ready.
+        resize: Which live resizes are allowed (`mgpu.io/resize`): `none`; `within-request`, up to what the container
+            requests; or `any`, which lets a pod hold more than its ResourceQuota counts.
         clientCa, apiServers: The same as for the webhook. They limit who may call the binding admission.
         webHost: The address of the web page with the cluster's cards, in plain HTTP, for `kubectl port-forward`.
         webPort: The port of the web page. It is not served if the port is -1.
@@ -121,6 +123,7 @@ class SchedulerSettings(Block):
     reservation_seconds: Annotated[float, Field(gt=0)] = Field(30, alias="reservationSeconds")
     binding_users: Names = Field((), alias="bindingUsers")
     require_ready_agents: bool = Field(True, alias="requireReadyAgents")
+    resize: Annotated[Literal["none", "within-request", "any"], BeforeValidator(to_lower_case)] = "within-request"
     client_ca: str = Field("", alias="clientCa")
     api_servers: AddressBlocks | None = Field(None, alias="apiServers")
     metrics_host: str = Field("0.0.0.0", alias="metricsHost")

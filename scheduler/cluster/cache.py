@@ -36,6 +36,7 @@ from scheduler.cluster.events import (
     ObjectWarning,
     PartitionsChanged,
     PlanChanged,
+    PodResizing,
     Publisher,
 )
 from scheduler.cluster.forecast import LEARNING_POLICIES, Forecast
@@ -54,6 +55,8 @@ from scheduler.cluster.pod_reader import PodReader, ReadPod
 from scheduler.cluster.pods import Pods
 from scheduler.cluster.reservation_cache import ReservationCache
 from scheduler.cluster.reservations import Reservations
+from scheduler.cluster.resize_cache import ResizeCache
+from scheduler.cluster.resize_promises import is_resizing
 from scheduler.engine import nvidia_plugin
 
 Raw = Mapping[str, Any]
@@ -69,6 +72,7 @@ class ClusterCache(ClusterQueries):
         records: Verifies and seals allocation records.
         forecast: The forecast of the next pods, which has a lock of its own.
         reservations: The cards that decisions hold until the bindings of their pods are observed.
+        resizes: The memory that live resizes hold until their records are observed.
         mtgpupods: The MtgpuPods, for their controller.
         partitions: The nodes that mgpu may partition, and their plans.
         gangs: The gangs, which have a lock of their own.
@@ -107,6 +111,7 @@ class ClusterCache(ClusterQueries):
             self._snapshots,
             self._events,
         )
+        self.resizes = ResizeCache(self._lock, self._pods, self._holdings, self._snapshots)
         self._mtgpu_holdings = MtgpuPodHoldings(self._nodes, self._holdings, self._snapshots, self._events)
         self._mtgpu_objects = MtgpuPodObjects(self._events)
         self.mtgpupods = MtgpuPodCache(self._lock, self._pods, self._mtgpu_objects, self._mtgpu_holdings)
@@ -244,6 +249,8 @@ class ClusterCache(ClusterQueries):
         if gpu_pod.request is not None and not had_cards and self._holdings.has_cards(pod.uid):
             self.forecast.pod_placed(pod, gpu_pod.request)
         self._snapshots.mark(self._nominations.pod_changed(gpu_pod))
+        if is_resizing(gpu_pod):
+            self._events.publish(PodResizing(pod.uid))
         finding = gpu_pod.finding
         # There is one warning for each finding, and not one for each event of its pod.
         if finding is not None and not pod.ended and (before is None or before.finding != finding):

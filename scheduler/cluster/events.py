@@ -53,6 +53,13 @@ class PodUndecided:
 
 
 @dataclass(frozen=True, slots=True)
+class PodResizing:
+    """The pod with this UID has annotations of a live resize, and has changed."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectWarning:
     """The cache asks for a Kubernetes Event of type Warning for an object.
 

@@ -28,6 +28,7 @@ from scheduler.cluster.nodes import Nodes
 from scheduler.cluster.pods import Pods
 from scheduler.cluster.remnants import Remnants
 from scheduler.cluster.reservations import Reservation, Reservations
+from scheduler.cluster.resize_promises import Promises
 from scheduler.engine import nvidia_plugin
 
 
@@ -54,6 +55,7 @@ class Holdings:
 
     Attributes:
         ledger: The cards of all nodes, which `ClusterCache` stores there, and all holdings.
+        promises: What pods will hold once a live resize is written.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Holdings:
         self._undecided: set[str] = set()
         self.ledger = Ledger()
         self.remnants = Remnants(events, clock)
+        self.promises = Promises()
 
     def undecided(self) -> tuple[str, ...]:
         """Return the UIDs of the pods that need a late binding decision, sorted by namespace and name of the pod."""
@@ -107,6 +110,7 @@ class Holdings:
         unreadable: str | None = None
         try:
             shares = recorded_shares(gpu_pod)
+            shares = shares and self.promises.with_promised(gpu_pod, shares)
         except BadObject as error:
             unreadable = str(error)
         has_record = unreadable is not None or gpu_pod.finding is not None
@@ -239,6 +243,7 @@ class Holdings:
     def forget(self, uid: str) -> None:
         """Release what a pod holds, because it was deleted or no longer requests GPUs."""
         self.release(uid)
+        self.promises.drop(uid)
         self._undecided.discard(uid)
 
     def release(self, uid: str) -> None:

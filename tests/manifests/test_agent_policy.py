@@ -26,6 +26,7 @@ from mgpu.kube.events import node_reference
 from mgpu.model.device_checkpoints import CHECKPOINTS
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
+from mgpu.model.resizing import APPLIED
 from mgpu.model.slice_names import MPS, Slice
 from mgpu.settings import load_settings
 from mgpu.version import AgentReport
@@ -168,7 +169,7 @@ def test_pod_annotations_that_the_policy_allows_are_the_records_of_the_vocabular
     variable = next(v for v in POLICIES["pods"]["variables"] if v["name"] == "record")
     keys = [*evaluated(variable["expression"], {}), "vke.volcengine.com/gpu-index-container-c"]
     for key in keys:
-        assert any(dialect.owns_annotation(key) for dialect in dialects.ALL), key
+        assert key == APPLIED or any(dialect.owns_annotation(key) for dialect in dialects.ALL), key
         assert patched("pod", {"metadata": {"annotations": {key: "x"}}}) == ()
     for record in ({"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"},):
         assert patched("pod", {"metadata": {"uid": "uid-p", "annotations": record}}) == ()

@@ -25,7 +25,7 @@ from scheduler.announcements import Announcements
 from scheduler.api.app import listeners
 from scheduler.api.binding_webhook import BindingAdmission
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodUndecided
+from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodResizing, PodUndecided
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
@@ -37,6 +37,7 @@ from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
+from scheduler.decisions.resizing import ResizeDecisions
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.engine.partitioning.partitionable_node import requested_slices
 from scheduler.partitioning.partition_controller import PartitionController
@@ -259,6 +260,8 @@ class Replica:
             self.planning,
             self.clock,
         )
+        self.resizing = ResizeDecisions(self.state, client, settings, self._warn, self.may_decide, self.clock)
+        self.state.subscribe(PodResizing, lambda event: self.resizing.add(event.uid))
         self.state.subscribe(CardsFreed, lambda event: self.freed.append(event.node))
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
         self.state.subscribe(PodUndecided, lambda event: self.late.add(event.uid))
@@ -295,10 +298,12 @@ class Replica:
         for _ in range(10):
             self.deliver()
             self.late.work()
+            self.resizing.work()
         self.clock.now += 100
         for _ in range(10):
             self.decider.check_overdue()
             self.late.work()
+            self.resizing.work()
             self.deliver()
 
     def _let_time_pass(self, seconds: float) -> None:

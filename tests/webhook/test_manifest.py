@@ -51,8 +51,11 @@ def test_match_conditions_select_pods_with_a_resource_of_a_vocabulary(configurat
         *((f"lsalab.nthu/{name}", True) for name in ("GPUID", "gpu_request", "x")),
         ("scheduler.framework.gpushare.allocation", True),
         ("scheduling.koordinator.sh/device-allocated", True),
-        *((f"mgpu.io/{name}", True) for name in ("container-devices", "slices-given", "seal")),
-        *((f"mgpu.io/{name}", False) for name in ("card-uuids", "same-card-group", "seals", "x-seal")),
+        *(
+            (f"mgpu.io/{name}", True)
+            for name in ("container-devices", "slices-given", "seal", "resized", "resize-applied")
+        ),
+        *((f"mgpu.io/{name}", False) for name in ("card-uuids", "same-card-group", "seals", "x-seal", "resize")),
         *((name, False) for name in ("team", "vke.volcengine.com/mgpu-compute-policy", "scheduling.koordinator.sh/x")),
         *(
             (name, False)

@@ -105,7 +105,7 @@ def test_exported_pod_loses_its_placement_with_a_warning() -> None:
 RECORDS = [
     *("vke.volcengine.com/assumed", INDEX, "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_ASSIGNED"),
     *("scheduler.framework.gpushare.allocation", "scheduling.koordinator.sh/device-allocated"),
-    *("mgpu.io/container-devices", "mgpu.io/slices-given", "mgpu.io/seal"),
+    *("mgpu.io/container-devices", "mgpu.io/slices-given", "mgpu.io/seal", "mgpu.io/resized", "mgpu.io/resize-applied"),
 ]
 ALL_OFF = load_settings(flags={f"dialects.{name}.enabled": "false" for name, _ in load_settings().dialects})
 SCHEDULER = "system:serviceaccount:mgpu-system:mgpu-scheduler"

@@ -115,6 +115,8 @@ class DriverBackend:
         self._keys: set[Key] = set()
         self._reported: set[tuple[str, str]] = set()
         self._measured: tuple[Measured, ...] = ()
+        # A check that has read an older record must not undo a resize that the scheduler already counts on.
+        self._limiting = asyncio.Lock()
         self._announced = asyncio.Event()
         self._used = asyncio.Event()
         self._ability: Ability | Unable = Unable("NVML has not answered yet")
@@ -170,9 +172,10 @@ class DriverBackend:
             return Unable(str(error))
         if not running:
             return Unable(f"{container.target} does not run")
-        for one in running:
-            for limit in container.limits:
-                if limit.memory is not None and (problem := await asyncio.to_thread(resize, self._limits, one, limit)):
+        wanted = [(one, limit) for one in running for limit in container.limits if limit.memory is not None]
+        async with self._limiting:
+            for one, limit in wanted:
+                if problem := await asyncio.to_thread(resize, self._limits, one, limit):
                     return Unable(f"{container.target}: {problem}")
         return None
 
@@ -219,7 +222,7 @@ class DriverBackend:
             if gpu_pod is None or gpu_pod.pod.ended:
                 return ()
             try:
-                return limits_of(Target(gpu_pod, container.name).shares, self._node.gpus)
+                return limits_of(Target(gpu_pod, container.name).limited_shares, self._node.gpus)
             except Unenforceable:
                 return ()  # The facade has reported it when the container started.
         if not self._surroundings.is_chosen():
@@ -234,14 +237,16 @@ class DriverBackend:
         except RetryLater as error:
             log.warning("cannot check the limits of containers: %s", error)
             return
-        wanted = [(c, limit) for c in running for limit in self._wanted(c) if limit.memory is not None]
-        results = await asyncio.to_thread(lambda: [enforce(self._limits, c, limit) for c, limit in wanted])
+        async with self._limiting:
+            wanted = [(c, limit) for c in running for limit in self._wanted(c) if limit.memory is not None]
+            results = await asyncio.to_thread(lambda: [enforce(self._limits, c, limit) for c, limit in wanted])
         self._measured = tuple(result.measured for result in results if result.measured is not None)
         self._reported &= {(container.id, limit.card.uuid) for container, limit in wanted}
         ended = await self._ended(container.id for (container, _), r in zip(wanted, results, strict=True) if r.problem)
         for (container, limit), result in zip(wanted, results, strict=True):
             if container.id not in ended:
-                self._report(container, limit, result.problem)
+                is_held = result.measured is not None and self._is_within_share(container, result.measured)
+                self._report(container, limit, "" if is_held else result.problem)
 
     async def _ended(self, ids: Iterable[str]) -> Collection[str]:
         """Return which of these containers have ended by now: the cgroup of a container is gone when it ends."""
@@ -252,6 +257,17 @@ class DriverBackend:
             return suspects - {container.id for container in await self._runtime.running()}
         except RetryLater:
             return suspects  # The next check reports them.
+
+    def _is_within_share(self, container: RunningContainer, found: Measured) -> bool:
+        """Return whether a limit is in force that is not above the container's share.
+
+        While a share becomes smaller, the limit of before may still be in force (`isolation.resizing` reports that).
+        """
+        gpu_pod = self._pods.by_uid(container.uid)
+        shares = Target(gpu_pod, container.name).shares if gpu_pod else ()
+        cards = [card for card in self._node.gpus if card.uuid == found.card]
+        most = [share.amount(card).memory for card in cards for share in shares if share.is_on(card)]
+        return found.memory_limit is not None and bool(most) and found.memory_limit <= most[0]
 
     def _report(self, container: RunningContainer, limit: CardLimit, problem: str) -> None:
         """Report once for each container and card that the limit is not in force, until it is again."""

@@ -350,8 +350,8 @@ def test_a_node_offers_percent_bytes_and_whole_cards() -> None:
     assert found == (
         NodeResource("nvidia.com/gpu", ((0, 1), (1, 1)), as_ids=True),
         NodeResource(koord.CORE, percent, as_ids=True),
-        NodeResource(koord.RATIO, percent, as_ids=True),
-        NodeResource(koord.MEMORY, ((0, 16 * GIB), (1, 16 * GIB)), as_ids=False),
+        NodeResource(koord.RATIO, percent, as_ids=True, of_memory=True),
+        NodeResource(koord.MEMORY, ((0, 16 * GIB), (1, 16 * GIB)), as_ids=False, of_memory=True),
         NodeResource(koord.SHARED, percent, as_ids=False),
         NodeResource(NPU, ((1, 100),), as_ids=False, type="npu"),
         NodeResource(RDMA, ((0, 100), (4, 100)), as_ids=False, type="rdma"),

@@ -14,6 +14,7 @@ from mgpu.model import budget
 from mgpu.model.errors import BadObject
 from mgpu.model.pods import read_pod
 from mgpu.model.record_seals import SEAL, Keys, Signer, Subject
+from mgpu.model.resizing import RESIZE, Applied, Size, Sizes, write_applied, write_sizes
 from mgpu.settings import load_settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod
@@ -31,6 +32,7 @@ INDEX = "vke.volcengine.com/gpu-index-container-c"
 def waiting() -> Raw:
     """A pod with something in every field that is read."""
     raw = b.share("p", annotations={"mgpu.io/card-models": "A100", "mgpu.io/spread-group": "g", "other": "x"})
+    raw["metadata"]["annotations"][RESIZE] = "c=512Mi"
     raw["metadata"] |= {"labels": {"a": "b"}, "resourceVersion": "1", "creationTimestamp": "2026-03-01T00:00:00Z"}
     raw["spec"] |= {
         "schedulingGates": [{"name": "x/y"}],
@@ -53,8 +55,9 @@ def running() -> Raw:
     raw["status"] |= {"phase": "Running", "containerStatuses": rows}
     raw["status"]["initContainerStatuses"] = [{"name": "i", "state": {"terminated": {"exitCode": 0}}}]
     record = {"vke.volcengine.com/assumed": "true", INDEX: "0", "vke.volcengine.com/gpu-index-container-i": "0"}
+    record |= write_sizes(Sizes(2, {"c": Size(512 << 20, 768 << 20)}))
     sealed = RECORDS.sealed(Subject("uid-p", "default", "p", "n1"), record)
-    raw["metadata"]["annotations"] |= sealed
+    raw["metadata"]["annotations"] |= {**sealed, **write_applied(Applied(1, frozenset("c")))}
     return raw
 
 
