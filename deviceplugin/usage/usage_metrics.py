@@ -92,6 +92,6 @@ def _of_containers(node: str, containers: Sequence[ContainerUse]) -> Iterator[Me
 
 
 def _add(family: GaugeMetricFamily, values: Sequence[str], value: float | None) -> None:
-    """Add a value that is known. A value that is not known has no series, so that nobody takes it for 0."""
+    """Add a value that is known. A value that is not known has no series, so that it is not taken for 0."""
     if value is not None:
         family.add_metric(values, value)

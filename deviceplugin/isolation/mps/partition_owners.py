@@ -1,8 +1,8 @@
-"""Gives each client of a daemon with static SM partitions its own partition, and removes those that nobody has.
+"""Gives each client of a daemon with static SM partitions its own partition, and removes those that no container has.
 
 Such a daemon lets a client start only in a partition. The CDI file of a container names its partition, so that the next
-agent finds it. An agent may die between the creation of a partition and the CDI file: nobody has the partition then,
-and the next agent removes it. `clients.Mps` calls `PartitionOwners`.
+agent finds it. An agent may die between the creation of a partition and the CDI file: no container has the partition
+then, and the next agent removes it. `clients.Mps` calls `PartitionOwners`.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class PartitionOwners:
         self._checked = set()
 
     def look(self) -> None:
-        """Look soon for partitions that nobody has. Call it when clients or daemons have changed."""
+        """Look soon for partitions that no container has. Call it when clients or daemons have changed."""
         self._changed.set()
 
     async def assign(self, key: Key, client: Client, deadline: float) -> str:
@@ -111,7 +111,7 @@ class PartitionOwners:
         self._owned = {key: place for key, place in self._owned.items() if key in clients}
 
     async def _remove_unused(self) -> bool:
-        """Remove the partitions that nobody has. Return whether none of them is left."""
+        """Remove the partitions that no container has. Return whether none of them is left."""
         async with self._lock:
             self._forget_ended()
             waiting = {c: control for c, control in self._daemons.partitionable().items() if c not in self._checked}
@@ -120,7 +120,7 @@ class PartitionOwners:
             return self._checked >= waiting.keys()
 
     async def _clean(self, card: str, control: Control) -> Partitions | Unable:
-        """Remove the card's partitions that nobody has, and return those that are left."""
+        """Remove the card's partitions that no container has, and return those that are left."""
         used = {id_ for of, id_ in self._owned.values() if of == card}
         listed = await control.partitions(self._times.partition)
         if isinstance(listed, Unable):
