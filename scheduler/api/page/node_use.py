@@ -1,7 +1,7 @@
 """Keeps what is really used of the cards of the nodes that somebody looks at, for the web page.
 
 A page asks for the nodes that are visible in its window, which are few, and `NodeUses` asks the agents of these nodes
-in the background. So the cost does not grow with the cluster, and there is none while nobody looks. Answers are never
+in the background. So the cost does not grow with the cluster, and an unused page costs nothing. Answers are never
 waited for: a page that asks again a second later gets what has arrived meanwhile.
 """
 

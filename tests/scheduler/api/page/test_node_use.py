@@ -43,7 +43,7 @@ class Agents:
 
 
 class Later:
-    """Runs functions only when it is told to."""
+    """Stores functions, and runs them when the test calls `run`."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
