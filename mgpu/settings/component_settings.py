@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from mgpu.settings.fields import AddressBlocks, Block, ExtraPort, Names, Port, split_list, to_lower_case
+from mgpu.settings.fields import AddressBlocks, Block, ExtraPort, Names, Policy, Port, split_list, to_lower_case
 
 _PROCESSES = ("scheduler", "deviceplugin", "webhook")
 
@@ -236,6 +236,20 @@ class DevicePluginSettings(Block):
     dev_dir: str = Field("/dev", alias="devDir")
     usage_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(15, alias="usageSeconds")
     usage_series: Annotated[int, Field(ge=0)] = Field(512, alias="usageSeries")
+
+
+class DraSettings(Block):
+    """The settings of Dynamic Resource Allocation (docs/dra.md).
+
+    Keys:
+        enabled: Whether mgpu serves ResourceClaims of its driver: the agents publish their cards in ResourceSlices, and
+            the scheduler decides the cards of claims. Needs Kubernetes 1.36, or 1.34 with feature gates.
+        cardPolicy: The policy that chooses the cards of claims. If it is not set, that of the cluster applies, or else
+            `binpack`.
+    """
+
+    enabled: bool = False
+    card_policy: Policy | None = Field(None, alias="cardPolicy")
 
 
 class RecordSettings(Block):

@@ -11,7 +11,13 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from mgpu.model.errors import BadObject, Problem, raise_if_any
-from mgpu.settings.component_settings import DevicePluginSettings, RecordSettings, SchedulerSettings, WebhookSettings
+from mgpu.settings.component_settings import (
+    DevicePluginSettings,
+    DraSettings,
+    RecordSettings,
+    SchedulerSettings,
+    WebhookSettings,
+)
 from mgpu.settings.dialect_settings import DialectSettings, MgpuSettings
 from mgpu.settings.fields import Block, Policy
 from mgpu.settings.slice_settings import SlicesSettings, find_impossible_geometries, nest_weights
@@ -35,6 +41,7 @@ class Settings(Block):
     scheduler: SchedulerSettings = SchedulerSettings()  # type: ignore[call-arg]
     deviceplugin: DevicePluginSettings = DevicePluginSettings()  # type: ignore[call-arg]
     records: RecordSettings = RecordSettings()  # type: ignore[call-arg]
+    dra: DraSettings = DraSettings()  # type: ignore[call-arg]
     card_policy_flag: Policy | None = Field(None, alias="cardPolicyFlag", exclude=True)
 
     def card_policy_for(self, dialect_setting: str | None, dialect_default: str) -> str:

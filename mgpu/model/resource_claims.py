@@ -1,0 +1,400 @@
+"""Reads ResourceClaims (Dynamic Resource Allocation), and what they request of mgpu's driver and hold of its cards.
+
+A ResourceClaim requests devices of any drivers. mgpu serves the devices of the driver `gpu.mgpu.io`: each device is a
+card of a node, and each allocation result is a share of one card. The scheduler, the agent, the commands and the
+playground read claims with this module (docs/design/dra.md).
+
+Amounts follow the model of mgpu: the capacity `cores` is in percent of a card in the API and in milli here, and the
+capacity `memory` is in bytes.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
+from mgpu.model.errors import BadObject, Problem
+from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
+from mgpu.model.ledger import Holding, Share
+from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints, read_constraints
+from mgpu.model.quantities import QuantityError, parse_quantity, whole_bytes
+from mgpu.model.raw_objects import table_at
+
+DRIVER = "gpu.mgpu.io"
+"""The name of mgpu's DRA driver."""
+DRA = "dra"
+"""The name that stands for claims where a request or a holding names its vocabulary."""
+API = "resource.k8s.io/v1"
+CLAIMS = f"/apis/{API}/resourceclaims"
+CLASSES = f"/apis/{API}/deviceclasses"
+SLICES = f"/apis/{API}/resourceslices"
+
+CORES = "cores"
+MEMORY = "memory"
+MILLI_PER_PERCENT = WHOLE_CORE // 100
+
+PREPARED = "Prepared"
+"""The type of the condition in `status.devices` that the agent sets to True when it has delivered a device. From then
+on the allocation must not be replaced."""
+REPAIR = "mgpu.io/repair"
+"""The annotation of a claim whose allocation mgpu is replacing. It lets another replica finish the repair: its value is
+the JSON of the former `status.allocation` and `status.reservedFor`."""
+
+_DEVICE_PREFIX = "card-"
+
+
+def device_name(index: int) -> str:
+    """Return the name of the DRA device for the card with this index."""
+    return f"{_DEVICE_PREFIX}{index}"
+
+
+def card_index(device: str) -> int | None:
+    """Return the index of the card that a DRA device stands for, or None if the name is not one of mgpu's."""
+    digits = device.removeprefix(_DEVICE_PREFIX)
+    if device == digits or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
+        return None
+    return int(digits)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """One request of a claim, or one alternative of a request with `firstAvailable`.
+
+    Attributes:
+        name: the name as in allocation results: `gpu`, or `gpu/small` for an alternative.
+        device_class: the name of the DeviceClass.
+        count: the number of devices; 0 for `allocationMode: All`.
+        core: the requested core of each device, in milli; None if the request names no `cores`.
+        memory: the requested memory of each device, in bytes; None if the request names no `memory`.
+        selectors: the CEL expressions that each device must fulfill, besides those of the class.
+        admin: whether the request has `adminAccess`. Its devices are not reserved for the claim.
+    """
+
+    name: str
+    device_class: str = ""
+    count: int = 1
+    core: int | None = None
+    memory: int | None = None
+    selectors: tuple[str, ...] = ()
+    admin: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether the request is for whole cards: it states no capacity, so that the default applies, which is all."""
+        return self.core is None and self.memory is None
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeConstraint:
+    """A constraint between the devices of a claim.
+
+    Attributes:
+        requests: the names of the requests that the constraint concerns; () for all.
+        attribute: the fully qualified name of the attribute, such as `gpu.mgpu.io/model`.
+        distinct: whether the values must be different (`distinctAttribute`) and not equal (`matchAttribute`).
+    """
+
+    requests: tuple[str, ...]
+    attribute: str
+    distinct: bool = False
+
+    def concerns(self, request: str) -> bool:
+        """Return whether the constraint concerns a request, which may be an alternative such as `gpu/small`."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One allocation result of mgpu's driver.
+
+    Attributes:
+        position: its position in `status.allocation.devices.results`, which also has the results of other drivers.
+        request: the name of its request (`DeviceRequest.name`).
+        pool: the name of the pool, which is that of the node.
+        device: the name of the device (`device_name`).
+        share_id: the identifier of the share, or "" for a device that is not shared.
+        core, memory: the consumed capacity, in milli and bytes; None where the result states none.
+        admin: whether the result has `adminAccess`.
+    """
+
+    position: int
+    request: str
+    pool: str
+    device: str
+    share_id: str = ""
+    core: int | None = None
+    memory: int | None = None
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """An entry of `status.reservedFor`: in most cases a pod that may use the claim."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A ResourceClaim, as far as it concerns mgpu's driver.
+
+    Attributes:
+        version: the resourceVersion.
+        created: the creation time as in the object.
+        requests: all requests, each alternative of a `firstAvailable` as one.
+        constraints: the constraints between devices, in the order of the claim.
+        card_constraints: what the annotations `mgpu.io/…` of the claim require of its cards.
+        allocated: whether the claim has an allocation, of whatever driver.
+        results: the results of mgpu's driver, in the order of the allocation.
+        consumers: who may use the claim.
+        owner: the UID of the pod for which the claim was created from a template, or "".
+        prepared: the devices that the agent has delivered, each as pool, device and share id.
+        repair: the value of the annotation `REPAIR`, or "".
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    version: str = ""
+    created: str = ""
+    requests: tuple[DeviceRequest, ...] = ()
+    constraints: tuple[AttributeConstraint, ...] = ()
+    card_constraints: Constraints = NO_CONSTRAINTS
+    allocated: bool = False
+    results: tuple[Result, ...] = ()
+    consumers: tuple[Consumer, ...] = ()
+    owner: str = ""
+    deleting: bool = False
+    prepared: frozenset[tuple[str, str, str]] = frozenset()
+    repair: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def node(self) -> str:
+        """The node whose cards the claim has; "" if mgpu's driver serves no result of it.
+
+        kube-scheduler takes all devices of pools with a `nodeName` from one node.
+        """
+        return self.results[0].pool if self.results else ""
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether any of the present results was delivered to a node's containers."""
+        return any((r.pool, r.device, r.share_id) in self.prepared for r in self.results)
+
+    def request(self, name: str) -> DeviceRequest | None:
+        return next((request for request in self.requests if request.name == name), None)
+
+
+def read_claim(raw: Mapping[str, Any], policies: Collection[str] = ()) -> Claim:
+    """Return the claim in decoded JSON.
+
+    The API server has validated the object, but a webhook is called with objects that are not stored yet.
+
+    Args:
+        policies: the names that the annotation `mgpu.io/card-policy` may have.
+
+    Raises:
+        BadObject: A field that mgpu reads is invalid. The problems name the fields.
+    """
+    meta = table_at(raw, "metadata")
+    annotations = {k: v for k, v in table_at(meta, "annotations").items() if isinstance(v, str)}
+    namespace = _text(meta, "namespace")
+    constraints, problems = read_constraints(annotations, namespace, policies)
+    status = table_at(raw, "status")
+    devices = table_at(raw, "spec", "devices")
+    requests: tuple[DeviceRequest, ...] = ()
+    results: tuple[Result, ...] = ()
+    try:
+        requests = tuple(_requests(devices))
+        results = tuple(_results(status))
+    except BadObject as error:
+        problems = (*problems, *error.problems)
+    if problems:
+        raise BadObject(problems)
+    return Claim(
+        uid=_text(meta, "uid"),
+        namespace=namespace,
+        name=_text(meta, "name"),
+        version=_text(meta, "resourceVersion"),
+        created=_text(meta, "creationTimestamp"),
+        requests=requests,
+        constraints=tuple(_constraints(devices)),
+        card_constraints=constraints,
+        allocated=bool(table_at(status, "allocation")),
+        results=results,
+        consumers=tuple(_consumers(status)),
+        owner=_owner(meta),
+        deleting=bool(meta.get("deletionTimestamp")),
+        prepared=frozenset(_prepared(status)),
+        repair=annotations.get(REPAIR, ""),
+    )
+
+
+def gpu_request(claim: Claim) -> GpuRequest:
+    """Return what the results of a claim request of the cards of a node.
+
+    The result has one "container" for each request of the claim, which is named as the request. A request for several
+    cards gets different cards. A request without capacity is for whole cards. If it states only one of the two
+    amounts, the default of the other one applies, which is all of the card. Administrative access holds nothing.
+    """
+    counts: dict[str, int] = {}
+    for result in claim.results:
+        if not result.admin:
+            counts[result.request] = counts.get(result.request, 0) + 1
+    containers = []
+    for name, count in counts.items():
+        first = next(result for result in claim.results if result.request == name)
+        containers.append(_container(name, count, claim.request(name), first))
+    return GpuRequest(DRA, tuple(containers), constraints=claim.card_constraints)
+
+
+def _container(name: str, count: int, request: DeviceRequest | None, result: Result) -> ContainerRequest:
+    if request is None:
+        core = result.core
+        memory = result.memory
+    else:
+        core = result.core if request.core is not None else None
+        memory = result.memory if request.memory is not None else None
+    if core is None and memory is None:
+        return ContainerRequest(name, count, core=WHOLE_CORE, whole=True)
+    ratio = WHOLE_RATIO if memory is None else None
+    return ContainerRequest(name, count, core=WHOLE_CORE if core is None else core, memory=memory or 0, ratio=ratio)
+
+
+def claim_holding(claim: Claim) -> Holding | None:
+    """Return what an allocated claim holds; None if it holds nothing of mgpu's driver.
+
+    A result whose device name is not one of mgpu's counts on no card.
+    """
+    shares = tuple(_shares(claim))
+    if not shares:
+        return None
+    return Holding(claim.uid, claim.namespace, claim.name, claim.node, DRA, shares, constraints=claim.card_constraints)
+
+
+def _shares(claim: Claim) -> Iterator[Share]:
+    wanted = {container.container: container for container in gpu_request(claim).containers}
+    for result in claim.results:
+        index = card_index(result.device)
+        one = wanted.get(result.request)
+        if result.admin or index is None or one is None:
+            continue
+        yield Share(result.request, index, one.core, one.memory, one.whole, ratio=one.ratio)
+
+
+def consumed_capacity(request: ContainerRequest, card: Card) -> dict[str, str]:
+    """Return `consumedCapacity` of an allocation result for one card of a request, as quantities."""
+    amount = request.amount_on(card)
+    cores = -(-amount.core // MILLI_PER_PERCENT)
+    return {CORES: str(cores), MEMORY: str(amount.memory)}
+
+
+def _requests(devices: Mapping[str, Any]) -> Iterator[DeviceRequest]:
+    for i, row in enumerate(_rows(devices, "requests")):
+        path = f"spec.devices.requests[{i}]"
+        name = _text(row, "name")
+        if table_at(row, "exactly"):
+            yield _request(name, table_at(row, "exactly"), f"{path}.exactly")
+        for j, alternative in enumerate(_rows(row, "firstAvailable")):
+            yield _request(f"{name}/{_text(alternative, 'name')}", alternative, f"{path}.firstAvailable[{j}]")
+
+
+def _request(name: str, row: Mapping[str, Any], path: str) -> DeviceRequest:
+    wanted = table_at(row, "capacity", "requests")
+    count = row.get("count", 1)
+    if row.get("allocationMode") == "All":
+        count = 0
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise BadObject([Problem(f"{path}.count", "must be an integer")])
+    return DeviceRequest(
+        name,
+        _text(row, "deviceClassName"),
+        count,
+        _core(wanted, f"{path}.capacity.requests"),
+        _memory(wanted, f"{path}.capacity.requests"),
+        tuple(_text(table_at(selector, "cel"), "expression") for selector in _rows(row, "selectors")),
+        row.get("adminAccess") is True,
+    )
+
+
+def _core(amounts: Mapping[str, Any], path: str) -> int | None:
+    """Return the amount of `cores` in milli, rounded up to whole milli; None if there is none."""
+    if CORES not in amounts:
+        return None
+    try:
+        core = parse_quantity(amounts[CORES]) * MILLI_PER_PERCENT
+    except QuantityError as error:
+        raise BadObject([Problem(f"{path}[{CORES}]", str(error))]) from error
+    return -(-core.numerator // core.denominator)
+
+
+def _memory(amounts: Mapping[str, Any], path: str) -> int | None:
+    if MEMORY not in amounts:
+        return None
+    try:
+        return whole_bytes(amounts[MEMORY])
+    except QuantityError as error:
+        raise BadObject([Problem(f"{path}[{MEMORY}]", str(error))]) from error
+
+
+def _constraints(devices: Mapping[str, Any]) -> Iterator[AttributeConstraint]:
+    for row in _rows(devices, "constraints"):
+        names = row.get("requests")
+        requests = tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+        for key, distinct in (("matchAttribute", False), ("distinctAttribute", True)):
+            if _text(row, key):
+                yield AttributeConstraint(requests, _text(row, key), distinct)
+
+
+def _results(status: Mapping[str, Any]) -> Iterator[Result]:
+    for i, row in enumerate(_rows(table_at(status, "allocation", "devices"), "results")):
+        if row.get("driver") != DRIVER:
+            continue
+        path = f"status.allocation.devices.results[{i}].consumedCapacity"
+        consumed = table_at(row, "consumedCapacity")
+        yield Result(
+            i,
+            _text(row, "request"),
+            _text(row, "pool"),
+            _text(row, "device"),
+            _text(row, "shareID"),
+            _core(consumed, path),
+            _memory(consumed, path),
+            row.get("adminAccess") is True,
+        )
+
+
+def _consumers(status: Mapping[str, Any]) -> Iterator[Consumer]:
+    for row in _rows(status, "reservedFor"):
+        yield Consumer(_text(row, "resource"), _text(row, "name"), _text(row, "uid"))
+
+
+def _owner(meta: Mapping[str, Any]) -> str:
+    for row in _rows(meta, "ownerReferences"):
+        if row.get("kind") == "Pod" and row.get("controller") is True:
+            return _text(row, "uid")
+    return ""
+
+
+def _prepared(status: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for row in _rows(status, "devices"):
+        conditions = _rows(row, "conditions")
+        is_prepared = any(c.get("type") == PREPARED and c.get("status") == "True" for c in conditions)
+        if row.get("driver") == DRIVER and is_prepared:
+            yield _text(row, "pool"), _text(row, "device"), _text(row, "shareID")
+
+
+def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    rows = table.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key)
+    return value if isinstance(value, str) else ""
