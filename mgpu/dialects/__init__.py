@@ -38,6 +38,7 @@ from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import SUGGESTED_NODE, Container, Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path
+from mgpu.model.resource_claims import DRA
 from mgpu.model.resizing import RESIZE, RESIZED, held_shares, read_sizes
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import CARD_POLICIES, Settings
@@ -189,7 +190,9 @@ def _cards_of(container: ContainerRequest) -> str:
 
 
 def card_policy(request: GpuRequest, settings: Settings) -> str:
-    """Return the name of the card policy for a pod: its constraint, or else the policy in the settings."""
+    """Return the name of the card policy for a pod or a claim: its constraint, or else the policy in the settings."""
+    if request.dialect == DRA:
+        return request.constraints.card_policy or settings.card_policy_for(settings.dra.card_policy, "binpack")
     dialect = by_name(request.dialect)
     return request.constraints.card_policy or settings.card_policy_for(
         dialect.card_policy(settings), dialect.DEFAULT_CARD_POLICY

@@ -267,6 +267,20 @@ def _container(name: str, count: int, request: DeviceRequest | None, result: Res
     return ContainerRequest(name, count, core=WHOLE_CORE if core is None else core, memory=memory or 0, ratio=ratio)
 
 
+def requests_before_allocation(claim: Claim, names: Collection[str]) -> GpuRequest:
+    """Return what a claim without an allocation requests with these of its requests.
+
+    A request for all devices (`allocationMode: All`) counts as one for a single card, because their number depends on
+    the node.
+    """
+    chosen = [request for request in claim.requests if request.name in names and not request.admin]
+    containers = []
+    for request in chosen:
+        result = Result(0, request.name, "", "", core=request.core, memory=request.memory)
+        containers.append(_container(request.name, max(1, request.count), request, result))
+    return GpuRequest(DRA, tuple(containers), constraints=claim.card_constraints)
+
+
 def claim_holding(claim: Claim) -> Holding | None:
     """Return what an allocated claim holds; None if it holds nothing of mgpu's driver.
 

@@ -2,8 +2,8 @@
 
 `scheduler.watches` connects informers to the methods `…_changed` and `…_gone` of the `ClusterCache`; `mgpu explain`
 fills one from lists. This module changes the data, and `scheduler.cluster.cluster_queries` reads it for others.
-Reservations, MtgpuPods and partition plans have facades of their own (`reservations`, `mtgpupods`, `partitions`), which
-share the lock and the data of the cache.
+Reservations, MtgpuPods, ResourceClaims and partition plans have facades of their own (`reservations`, `mtgpupods`,
+`claims`, `partitions`), which share the lock and the data of the cache.
 
 What must hold:
 
@@ -27,6 +27,9 @@ from mgpu.model import device_object
 from mgpu.model.device_checkpoints import UNLISTED_PODS
 from mgpu.model.pods import Node, read_node
 from mgpu.settings import Settings
+from scheduler.cluster.claim_cache import ClaimCache
+from scheduler.cluster.claim_holdings import ClaimHoldings
+from scheduler.cluster.claim_pods import ClaimPods
 from scheduler.cluster.cluster_queries import ClusterQueries
 from scheduler.cluster.events import (
     CardsFreed,
@@ -74,6 +77,7 @@ class ClusterCache(ClusterQueries):
         reservations: The cards that decisions hold until the bindings of their pods are observed.
         resizes: The memory that live resizes hold until their records are observed.
         mtgpupods: The MtgpuPods, for their controller.
+        claims: The ResourceClaims, for their admission and their controllers.
         partitions: The nodes that mgpu may partition, and their plans.
         gangs: The gangs, which have a lock of their own.
     """
@@ -115,6 +119,9 @@ class ClusterCache(ClusterQueries):
         self._mtgpu_holdings = MtgpuPodHoldings(self._nodes, self._holdings, self._snapshots, self._events)
         self._mtgpu_objects = MtgpuPodObjects(self._events)
         self.mtgpupods = MtgpuPodCache(self._lock, self._pods, self._mtgpu_objects, self._mtgpu_holdings)
+        self._claim_pods = ClaimPods()
+        claim_holdings = ClaimHoldings(self._holdings, self._reservations, self._events)
+        self.claims = ClaimCache(self._lock, claim_holdings, self._claim_pods, self._reservations, self._snapshots)
         self.partitions = PartitionableNodes(
             self._lock, self._nodes, self._ledger, self._snapshots, self._events, settings
         )
@@ -216,6 +223,7 @@ class ClusterCache(ClusterQueries):
             if not is_same:
                 self._mtgpu_holdings.pod_changed(pod, own, finding)
             self._mtgpu_objects.pod_changed(text)
+            self._claim_pods.pod_changed(raw)
             self.gangs.pod_changed(gpu_pod.pod if gpu_pod else pod, needs_cards=gpu_pod is not None)
             self._publish_node_left(before, gpu_pod)
 
@@ -234,6 +242,7 @@ class ClusterCache(ClusterQueries):
             self._holdings.pod_gone(uid, gpu_pod)
             self._snapshots.drop_usage(uid)
             self.partitions.pod_gone(uid)
+            self._claim_pods.pod_gone(uid)
             self.gangs.pod_gone(uid)
             self._pods.forget_uid(meta["namespace"], meta["name"], uid)
             self._mtgpu_objects.pod_changed(text_of_gone_pod(raw))

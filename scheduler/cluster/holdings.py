@@ -1,8 +1,9 @@
 """Derives what GPU pods hold from allocation records, from reservations, and from what nodes report as given to pods.
 
-Only `Holdings` writes holdings to the ledger of the cluster cache. `MtgpuPodHoldings` determines what MtgpuPods hold,
-and writes it through `Holdings`. Apart from reservations, the holdings of Pods follow from the present objects of the
-API server, in whatever order these have arrived. The cluster cache uses `Holdings` with its lock held.
+Only `Holdings` writes holdings to the ledger of the cluster cache. `MtgpuPodHoldings` and `ClaimHoldings` determine
+what MtgpuPods and ResourceClaims hold, and write it through `Holdings`. Apart from reservations, the holdings of Pods
+follow from the present objects of the API server, in whatever order these have arrived. The cluster cache uses
+`Holdings` with its lock held.
 """
 
 import sys
@@ -21,6 +22,7 @@ from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, shares_of, 
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Pod
+from mgpu.model.resource_claims import DRA
 from mgpu.model.slice_names import RESOURCE_PREFIX, mode_of, place_of, slice_of_resource
 from scheduler.cluster.events import HoldingsChanged, ObjectWarning, PodUndecided, Publisher
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, recorded_shares, shares_on_unknown_cards
@@ -198,8 +200,8 @@ class Holdings:
         gpu_pod = self._pods.get(uid)
         if gpu_pod is not None:
             self.settle(gpu_pod)
-        elif holding is not None and (holding.node != node or holding.dialect == mtgpu.NAME):
-            return  # The UID belongs to a pod of another node, or to an MtgpuPod and not to a Pod.
+        elif holding is not None and (holding.node != node or holding.dialect in (mtgpu.NAME, DRA)):
+            return  # The UID belongs to a pod of another node, or to an MtgpuPod or a ResourceClaim and not to a Pod.
         elif self._reservations.get(uid) is None:
             self.release(uid)
             if self._other_pods.get(uid, _OtherPod(uid)).node in ("", node):

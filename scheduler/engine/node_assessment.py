@@ -103,7 +103,7 @@ def assess(
         gpus = states_of_type(cards)
         if not gpus:
             return Rejection(RejectionKind.NO_DEVICE, _no_cards(node), hopeless=True)
-        policy = _card_policy(request, node, gpus, settings, foresight)
+        policy = choose_policy(request, node, gpus, settings, foresight)
         placement = same_card_group_rejection(request, gpus, group_cards) or place(
             request, gpus, policy, limits=limits, effort=effort
         )
@@ -142,9 +142,14 @@ def _with_other_devices(
     return placement
 
 
-def _card_policy(
+def choose_policy(
     request: GpuRequest, node: Node, cards: Sequence[CardState], settings: Settings, foresight: Foresight | None
 ) -> Policy:
+    """Return the card policy for a request on this node, with what it has learnt.
+
+    Args:
+        cards: The GPUs of the node.
+    """
     name = dialects.card_policy(request, settings)
     judge = foresight.judges.get(name) if foresight else None
     if judge is not None and foresight is not None:

@@ -1,0 +1,127 @@
+"""The ResourceClaims of the cluster, as the admission and the controllers of claims read them.
+
+`ClusterCache.claims` is the only instance. It is a facade of the parts of the cluster cache that concern claims, and
+acquires the lock of the cluster cache for each call. Parsing a claim takes time, so it happens without the lock.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Share
+from mgpu.model.raw_objects import table_at
+from mgpu.model.resource_claims import Claim
+from mgpu.settings import CARD_POLICIES
+from scheduler.cluster.claim_holdings import ClaimHoldings, log, read_observed_claim
+from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
+from scheduler.cluster.node_snapshots import NodeSnapshots
+from scheduler.cluster.reservations import Reservations
+
+Raw = Mapping[str, Any]
+
+
+class ClaimCache:
+    """The claims, the DeviceClasses and the pods that wait for claims. Thread-safe."""
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        holdings: ClaimHoldings,
+        pods: ClaimPods,
+        reservations: Reservations,
+        snapshots: NodeSnapshots,
+    ) -> None:
+        self._lock = lock
+        self._holdings = holdings
+        self._pods = pods
+        self._reservations = reservations
+        self._snapshots = snapshots
+        self._classes: dict[str, tuple[str, ...]] = {}
+
+    # Called by the informers
+
+    def claim_changed(self, raw: Raw) -> None:
+        try:
+            claim = read_observed_claim(raw, CARD_POLICIES)
+        except BadObject as error:
+            log.error("Ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]})
+            return
+        with self._lock:
+            self._holdings.changed(claim)
+
+    def claim_gone(self, raw: Raw) -> None:
+        meta = raw["metadata"]
+        claim = Claim(uid=meta["uid"], namespace=meta["namespace"], name=meta["name"])
+        with self._lock:
+            self._holdings.gone(claim)
+
+    def class_changed(self, raw: Raw) -> None:
+        """Store the selectors of a DeviceClass."""
+        rows = table_at(raw, "spec").get("selectors")
+        expressions = (table_at(row, "cel").get("expression") for row in (rows if isinstance(rows, list) else ()))
+        with self._lock:
+            self._classes[raw["metadata"]["name"]] = tuple(text for text in expressions if isinstance(text, str))
+
+    def class_gone(self, raw: Raw) -> None:
+        with self._lock:
+            self._classes.pop(raw["metadata"]["name"], None)
+
+    # For decisions and controllers
+
+    def get(self, uid: str) -> Claim | None:
+        with self._lock:
+            return self._holdings.get(uid)
+
+    def named(self, namespace: str, name: str) -> Claim | None:
+        with self._lock:
+            return self._holdings.named(namespace, name)
+
+    def items(self) -> tuple[Claim, ...]:
+        """Return the stored claims by namespace, name and UID (`ClaimHoldings.items`)."""
+        with self._lock:
+            return tuple(sorted(self._holdings.items(), key=lambda claim: (claim.namespace, claim.name, claim.uid)))
+
+    def unprepared(self) -> tuple[Claim, ...]:
+        """Return the claims whose cards are not delivered yet, the latest first.
+
+        Their allocation can still be replaced. Claims that are being deleted are left out.
+        """
+        with self._lock:
+            found = [c for c in self._holdings.items() if c.results and not (c.is_prepared or c.deleting)]
+        return tuple(sorted(sorted(found, key=lambda c: (c.namespace, c.name, c.uid)), key=_created, reverse=True))
+
+    def is_deleted(self, uid: str) -> bool:
+        """Return whether the claim was deleted recently."""
+        with self._lock:
+            return self._reservations.is_deleted(uid)
+
+    def class_selectors(self, name: str) -> tuple[str, ...] | None:
+        """Return the CEL selectors of a DeviceClass, or None if the class is not known."""
+        with self._lock:
+            return self._classes.get(name)
+
+    def waiting_pods(self) -> tuple[WaitingPod, ...]:
+        """Return the pods with claims for which kube-scheduler has found no node, the oldest first."""
+        with self._lock:
+            return self._pods.waiting()
+
+    def begin_move(self, uid: str, node: str, shares: tuple[Share, ...], version: int) -> bool:
+        """Let the claim hold these shares, too, until `end_move`, because a repair moves it there.
+
+        Return False, and change nothing, if the node has changed since the snapshot with this version.
+        """
+        with self._lock:
+            if self._snapshots.version(node) != version or self._holdings.is_moving(uid):
+                return False
+            self._holdings.begin_move(uid, shares)
+            return True
+
+    def end_move(self, uid: str) -> None:
+        """End what `begin_move` began. The claim holds what its allocation says."""
+        with self._lock:
+            self._holdings.end_move(uid)
+
+
+def _created(claim: Claim) -> str:
+    return claim.created

@@ -1,0 +1,129 @@
+"""Stores ResourceClaims, and derives what they hold.
+
+A claim holds the cards in its allocation until it is deallocated or deleted, however many pods share it. Before the
+watch delivers the allocation, the reservation that the decision made holds them. While mgpu replaces the allocation of
+a claim (`scheduler.claims.repair`), the claim holds both its former and its new cards, because either of them may turn
+out to be the ones that its pod gets. The cluster cache uses `ClaimHoldings` with its lock held.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mgpu.model.errors import BadObject
+from mgpu.model.ledger import Holding, Share
+from mgpu.model.resource_claims import Claim, claim_holding, read_claim
+from scheduler.cluster.events import CardsFreed, Publisher
+from scheduler.cluster.holdings import Holdings
+from scheduler.cluster.reservations import Reservations
+
+log = logging.getLogger(__name__)
+
+Raw = Mapping[str, Any]
+
+
+def read_observed_claim(raw: Raw, policies: Collection[str]) -> Claim:
+    """Return the claim in an object of the API server.
+
+    An allocated claim holds its cards even if a user has written an invalid annotation afterwards, so such annotations
+    are ignored. Raises BadObject for other invalid fields, which the API server does not store.
+    """
+    try:
+        return read_claim(raw, policies)
+    except BadObject:
+        meta = {key: value for key, value in raw["metadata"].items() if key != "annotations"}
+        return read_claim({**raw, "metadata": meta}, policies)
+
+
+class ClaimHoldings:
+    """Part of the ClusterCache, which holds its lock around every call.
+
+    The holdings that it writes follow from the present claims, the reservations and the repairs in progress, in
+    whatever order these have arrived. It publishes CardsFreed when a claim no longer holds what it held.
+    """
+
+    def __init__(self, holdings: Holdings, reservations: Reservations, events: Publisher) -> None:
+        self._holdings = holdings
+        self._reservations = reservations
+        self._events = events
+        self._claims: dict[str, Claim] = {}
+        self._by_name: dict[tuple[str, str], str] = {}
+        self._moving: dict[str, tuple[Share, ...]] = {}  # By UID, the shares to which a repair moves the claim.
+
+    def get(self, uid: str) -> Claim | None:
+        return self._claims.get(uid)
+
+    def named(self, namespace: str, name: str) -> Claim | None:
+        uid = self._by_name.get((namespace, name))
+        return self._claims.get(uid) if uid is not None else None
+
+    def items(self) -> Iterator[Claim]:
+        """Yield the claims that are stored: those that hold cards of mgpu's driver, and those without allocation."""
+        return iter(tuple(self._claims.values()))
+
+    def changed(self, claim: Claim) -> None:
+        """Store a claim that was added or modified."""
+        if claim.allocated and not claim.results:
+            # Other drivers serve the claim. It may have had an allocation of mgpu's driver before.
+            self._drop(claim)
+            return
+        self._claims[claim.uid] = claim
+        self._by_name[claim.namespace, claim.name] = claim.uid
+        self._settle(claim.uid)
+
+    def gone(self, claim: Claim) -> None:
+        self._moving.pop(claim.uid, None)
+        self._reservations.mark_deleted(claim.uid)
+        self._drop(claim)
+        self._release(claim.uid)
+
+    def begin_move(self, uid: str, shares: tuple[Share, ...]) -> None:
+        """Let the claim hold these shares besides those of its allocation, until `end_move`."""
+        self._moving[uid] = shares
+        self._settle(uid)
+
+    def end_move(self, uid: str) -> None:
+        if self._moving.pop(uid, None) is not None:
+            self._settle(uid)
+
+    def is_moving(self, uid: str) -> bool:
+        return uid in self._moving
+
+    def _drop(self, claim: Claim) -> None:
+        before = self._claims.pop(claim.uid, None)
+        if self._by_name.get((claim.namespace, claim.name)) == claim.uid:
+            del self._by_name[claim.namespace, claim.name]
+        if before is not None:
+            self._settle(claim.uid)
+
+    def _settle(self, uid: str) -> None:
+        """Derive what this claim holds."""
+        claim = self._claims.get(uid)
+        holding = self._holding_of(claim) if claim is not None else None
+        if holding is None:
+            if self._reservations.get(uid) is None:
+                self._release(uid)
+            return  # A reservation stays: this event may be older than the decision.
+        before = self._holdings.ledger.holding(uid)
+        if holding == before:
+            return
+        self._holdings.release(uid)
+        self._holdings.hold(holding)
+        if before is not None and before.shares != holding.shares:
+            self._events.publish(CardsFreed(before.node))
+
+    def _holding_of(self, claim: Claim) -> Holding | None:
+        moving = self._moving.get(claim.uid, ())
+        holding = claim_holding(claim)
+        if holding is None:
+            # Between the two writes of a repair the claim has no allocation, and its pod will get the new cards.
+            before = self._holdings.ledger.holding(claim.uid)
+            return replace(before, shares=moving) if before is not None and moving else None
+        return replace(holding, shares=tuple(dict.fromkeys((*holding.shares, *moving)))) if moving else holding
+
+    def _release(self, uid: str) -> None:
+        before = self._holdings.ledger.holding(uid)
+        if before is not None:
+            self._holdings.release(uid)
+            self._events.publish(CardsFreed(before.node))

@@ -1,0 +1,90 @@
+"""Stores the pods that use ResourceClaims and wait for a node.
+
+kube-scheduler does not retry such a pod when its own sums change without an event (docs/design/dra.md, "Observations",
+stranded pods), so `scheduler.claims.waker` looks for pods whose claims fit by the ledger. The cluster cache uses
+`ClaimPods` with its lock held.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.model.raw_objects import table_at
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod that kube-scheduler could not place, and that uses claims.
+
+    Attributes:
+        claims: The names of its claims that exist.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    created: str
+    claims: tuple[str, ...]
+
+
+class ClaimPods:
+    """Part of the ClusterCache, which holds its lock around every call."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, WaitingPod] = {}
+
+    def pod_changed(self, raw: Raw) -> None:
+        """Store a pod of any kind that was added or modified."""
+        uid = raw["metadata"]["uid"]
+        waiting = waiting_pod(raw)
+        if waiting is None:
+            self._waiting.pop(uid, None)
+        else:
+            self._waiting[uid] = waiting
+
+    def pod_gone(self, uid: str) -> None:
+        self._waiting.pop(uid, None)
+
+    def waiting(self) -> tuple[WaitingPod, ...]:
+        """Return the waiting pods, the oldest first."""
+        return tuple(sorted(self._waiting.values(), key=lambda pod: (pod.created, pod.namespace, pod.name, pod.uid)))
+
+
+def waiting_pod(raw: Raw) -> WaitingPod | None:
+    """Return the pod if it uses claims and kube-scheduler has found no node for it, or None."""
+    spec = table_at(raw, "spec")
+    status = table_at(raw, "status")
+    if not spec.get("resourceClaims") and not status.get("extendedResourceClaimStatus"):
+        return None
+    meta = table_at(raw, "metadata")
+    if spec.get("nodeName") or meta.get("deletionTimestamp") or not _is_unschedulable(status):
+        return None
+    return WaitingPod(
+        str(meta.get("uid", "")),
+        str(meta.get("namespace", "")),
+        str(meta.get("name", "")),
+        str(meta.get("creationTimestamp") or ""),
+        tuple(sorted(_claim_names(spec, status))),
+    )
+
+
+def _is_unschedulable(status: Raw) -> bool:
+    conditions = status.get("conditions")
+    return any(
+        isinstance(row, dict)
+        and row.get("type") == "PodScheduled"
+        and row.get("status") == "False"
+        and row.get("reason") == "Unschedulable"
+        for row in (conditions if isinstance(conditions, list) else ())
+    )
+
+
+def _claim_names(spec: Raw, status: Raw) -> Iterator[str]:
+    for table, key in ((spec, "resourceClaims"), (status, "resourceClaimStatuses")):
+        rows = table.get(key)
+        for row in rows if isinstance(rows, list) else ():
+            name = table_at(row).get("resourceClaimName")
+            if isinstance(name, str) and name:
+                yield name

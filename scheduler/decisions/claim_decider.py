@@ -1,0 +1,251 @@
+"""Decides which cards a ResourceClaim gets on the node that kube-scheduler has chosen, and reserves them.
+
+`api.claim_webhook` calls `ClaimDecider.decide` for each allocation that kube-scheduler writes. As for bindings, the
+reservation holds the cards until the watch delivers the allocation, and `Decider.check_overdue` releases it if the
+write has failed. The allocation of kube-scheduler says how much the claim needs of how many cards, and on which node;
+its choice of cards counts only where mgpu cannot judge a selector.
+"""
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
+
+from mgpu import dialects
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.cards import Card, CardState, states_of_type
+from mgpu.model.compute_resources import NO_CPU_MEMORY
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
+from mgpu.model.ledger import shares_of
+from mgpu.model.raw_objects import table_at
+from mgpu.model.resource_claims import DRA, DRIVER, Claim, card_index, gpu_request
+from mgpu.model.resource_slices import Attribute, attributes
+from mgpu.settings import Settings
+from scheduler import metrics
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.cluster.reservations import Reservation
+from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets, EffortExceeded, never
+from scheduler.engine import FULL
+from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
+from scheduler.engine.claim_placement import place_claim
+from scheduler.engine.node_assessment import Foresight, choose_policy
+
+_ATTEMPTS = 50
+"""The most attempts at one decision, as for pods (`decider._ATTEMPTS`)."""
+
+Excluded = Mapping[str, Mapping[int, str]]
+"""By request of a claim, the cards that its selectors exclude, each with the reason."""
+
+
+def claim_path(namespace: str, name: str) -> str:
+    return f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
+
+
+class ClaimDecider:
+    """Decides and reserves the cards of claims. Thread-safe.
+
+    Decisions are idempotent for each UID, because the API server calls the webhook twice for some writes: a claim that
+    is decided again for the same node gets the same cards.
+    """
+
+    def __init__(
+        self,
+        state: ClusterCache,
+        api: Api,
+        settings: Settings,
+        budgets: EffortBudgets | None = None,
+        selectors: Selectors | None = None,
+    ) -> None:
+        self._state = state
+        self._api = api
+        self._settings = settings
+        self._budgets = budgets or EffortBudgets()
+        self._selectors = selectors or Selectors()
+
+    def decide(self, claim: Claim, *, reserve: bool = True, gone: CallerGone = never) -> Reservation | Rejection | None:
+        """Return the reserved cards of a claim, or why it gets none.
+
+        The result is None if the claim has changed since the call: the API server will refuse the write, because its
+        resourceVersion is outdated. A reservation for it would replace what the claim really holds.
+
+        Args:
+            claim: The claim with the allocation of kube-scheduler, of which at least one result is of mgpu's driver and
+                without administrative access.
+            reserve: False for a dry run, which reserves nothing.
+            gone: Returns whether the caller has given up.
+
+        Raises:
+            EffortExceeded: The search ended because other calls need the time. The claim may fit.
+            RetryLater: No decision is possible now.
+        """
+        known = self._state.claims.get(claim.uid)
+        if known is not None and known.results and not is_newer(claim.version, known.version):
+            return None
+        pools = sorted({result.pool for result in claim.results})
+        if len(pools) > 1:
+            return _final(RejectionKind.MALFORMED, f"its devices are of several nodes: {', '.join(pools)}")
+        decision = self._decide(claim, gpu_request(claim), reserve=reserve, gone=gone)
+        if isinstance(decision, Rejection) and reserve:
+            metrics.REJECTIONS.labels("decision", decision.kind).inc()
+        return decision
+
+    def _decide(self, claim: Claim, request: GpuRequest, *, reserve: bool, gone: CallerGone) -> Reservation | Rejection:
+        node = claim.node
+        for _ in range(_ATTEMPTS):
+            snapshot = self._state.node_snapshot(node, claim.uid)
+            problem = self._problem(claim, snapshot)
+            if problem is not None:
+                return problem
+            reserved = self._state.reservation(claim.uid)
+            if reserved and reserved.node == node and reserved.request == request and self._holds(reserved, snapshot):
+                if not reserve or self._state.reservations.renew(reserved):
+                    return reserved
+                continue
+            if reserved and reserved.node != node and reserve and self._is_written(reserved):
+                return _final(RejectionKind.BOUND_ALREADY, f"the claim is allocated on {reserved.node} already")
+            placement = self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+            if isinstance(placement, Rejection):
+                return placement
+            subject = (claim.uid, claim.namespace, claim.name, node)
+            decision = Reservation(*subject, request, placement, {}, NO_CPU_MEMORY)
+            if not reserve:
+                return decision
+            if self._state.reservations.reserve(decision, snapshot.version):
+                metrics.DECISIONS.labels(dialects.card_policy(request, self._settings), DRA).inc()
+                return decision
+        raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _problem(self, claim: Claim, snapshot: NodeSnapshot) -> Rejection | None:
+        """Return why the claim gets no cards on this node now, regardless of free capacity, or None."""
+        if self._state.claims.is_deleted(claim.uid):
+            return _final(RejectionKind.BOUND_ALREADY, "the claim has been deleted")
+        if snapshot.node is None:
+            return _final(RejectionKind.UNKNOWN_NODE, f"node {claim.node} is not known to mgpu (yet)")
+        agent = self._state.agent_problem(claim.node)
+        if agent is not None:
+            return _final(RejectionKind.AGENT, agent)
+        if not states_of_type(snapshot.cards):
+            return _final(RejectionKind.NO_DEVICE, f"node {claim.node} has no whole GPU cards")
+        pause = self._state.reservations.pause(claim.uid)
+        if pause:
+            text = f"writes of this claim keep failing; cards are reserved again in {pause:.0f} s"
+            return _final(RejectionKind.BINDINGS_FAIL, text)
+        return None
+
+    def place(
+        self,
+        claim: Claim,
+        request: GpuRequest,
+        snapshot: NodeSnapshot,
+        *,
+        gone: CallerGone = never,
+    ) -> Placement | Rejection:
+        """Return the cards that the claim would get on the node of a snapshot, or why it fits on none."""
+        return self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+
+    def exclusions(self, claim: Claim, cards: Sequence[CardState]) -> Excluded:
+        """Return which cards the selectors of the claim's requests and of their DeviceClasses exclude.
+
+        kube-scheduler has evaluated the selectors for the cards that it has chosen, so these are never excluded. If
+        mgpu cannot evaluate a selector, or does not know the class yet, no other cards are allowed.
+        """
+        gpus = [state.card for state in states_of_type(cards)]
+        found: dict[str, Mapping[int, str]] = {}
+        for name in dict.fromkeys([*(request.name for request in claim.requests), *(r.request for r in claim.results)]):
+            own = {card_index(result.device) for result in claim.results if result.request == name}
+            excluded = self._excluded(claim, name, gpus)
+            kept = {index: reason for index, reason in excluded.items() if index not in own}
+            if kept:
+                found[name] = kept
+        return found
+
+    def _excluded(self, claim: Claim, name: str, cards: Sequence[Card]) -> Mapping[int, str]:
+        request = claim.request(name)
+        of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
+        if request is None or of_class is None:
+            return {card.index: "its DeviceClass is not known to mgpu (yet)" for card in cards}
+        expressions = (*of_class, *request.selectors)
+        excluded = self._selectors.excluded(expressions, cards) if expressions else {}
+        if isinstance(excluded, Unsupported):
+            return {card.index: f"not chosen by kube-scheduler; {excluded.reason}" for card in cards}
+        return excluded
+
+    def _search(
+        self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot, excluded: Excluded, gone: CallerGone
+    ) -> Placement | Rejection:
+        """Search without the cards that are kept free for nominated pods. If that finds nothing, search with them."""
+        group_cards = self._state.group_cards(request, claim.uid)
+        rejection = same_card_group_rejection(request, snapshot.cards, group_cards)
+        if rejection is not None:
+            return rejection
+        judges = self._state.forecast.judges
+        foresight = Foresight(judges, snapshot.free_resources, NO_CPU_MEMORY) if judges else None
+        node = snapshot.node
+        assert node is not None
+        result: Placement | Rejection | None = None
+        with self._budgets.call(claim.namespace, request, gone) as call:
+            for cards in dict.fromkeys((snapshot.available_cards, snapshot.cards)):
+                limits = call.require_limits()
+                policy = choose_policy(request, node, states_of_type(cards), self._settings, foresight)
+                result = place_claim(
+                    request,
+                    claim.constraints,
+                    cards,
+                    policy,
+                    excluded,
+                    qualified_attributes,
+                    limits=limits,
+                    effort=call.effort,
+                )
+                if isinstance(result, Placement):
+                    return result
+                if not result.proven and limits is not FULL:
+                    raise EffortExceeded(str(result))
+        assert result is not None
+        return result
+
+    def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
+        """Return whether the claim may still get the cards of its reservation (`Decider._holds`)."""
+        group_cards = self._state.group_cards(reserved.request, reserved.uid)
+        if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
+            return False
+        return still_fits(reserved.request, shares_of(reserved.request, reserved.placement), snapshot.cards)
+
+    def _is_written(self, reserved: Reservation) -> bool:
+        """Return whether the allocation of a reservation on another node has been written.
+
+        The watch may not have delivered it yet. If the claim is gone, the reservation is cancelled.
+        """
+        try:
+            raw = self._api.get(claim_path(reserved.namespace, reserved.name))
+        except ApiError as error:
+            if error.status != 404:
+                raise RetryLater(str(error)) from error
+            raw = {}
+        except Unreachable as error:
+            raise RetryLater(str(error)) from error
+        if table_at(raw, "metadata").get("uid") != reserved.uid:
+            self._state.reservations.cancel(reserved)
+            return False
+        return bool(table_at(raw, "status", "allocation"))
+
+
+def is_newer(version: str, other: str) -> bool:
+    """Return whether a resourceVersion is later than another one of the same object.
+
+    Resource versions are decimal integers (KEP-5504). A version of another form counts as newer.
+    """
+    if not (version.isdecimal() and other.isdecimal()):
+        return True
+    return int(version) > int(other)
+
+
+def qualified_attributes(card: Card) -> Mapping[str, Attribute]:
+    """Return the attributes of a card's device with the domain of the driver, as constraints of claims name them."""
+    return {f"{DRIVER}/{name}": value for name, value in attributes(card).items()}
+
+
+def _final(kind: RejectionKind, reason: str) -> Rejection:
+    """Return a rejection that no eviction of pods can resolve."""
+    return Rejection(kind, reason, hopeless=True)
