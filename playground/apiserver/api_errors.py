@@ -37,7 +37,7 @@ def required(field: str, detail: str = "") -> Cause:
 
 def invalid_value(field: str, value: object, detail: str) -> Cause:
     """Return the cause for a value that is malformed or outside its range."""
-    shown = orjson.dumps(value).decode() if isinstance(value, str) else value
+    shown = orjson.dumps(value).decode() if isinstance(value, (str, dict, list)) else value
     return Cause(field, f"Invalid value: {shown}: {detail}")
 
 
@@ -50,6 +50,21 @@ def unsupported(field: str, value: str, allowed: Iterable[str]) -> Cause:
 def forbidden_field(field: str, detail: str) -> Cause:
     """Return the cause for a field that must not be set or changed."""
     return Cause(field, f"Forbidden: {detail}", "FieldValueForbidden")
+
+
+def duplicate(field: str, value: str) -> Cause:
+    """Return the cause for an item of a list that equals an earlier one, or has the same key."""
+    return Cause(field, f'Duplicate value: "{value}"', "FieldValueDuplicate")
+
+
+def too_many(field: str, count: int, most: int) -> Cause:
+    """Return the cause for a list with too many items."""
+    return Cause(field, f"Too many: {count}: must have at most {most} items", "FieldValueTooMany")
+
+
+def too_long(field: str, most: int) -> Cause:
+    """Return the cause for a text that has more than `most` bytes."""
+    return Cause(field, f"Too long: may not be more than {most} bytes", "FieldValueTooLong")
 
 
 class ApiError(Exception):

@@ -70,7 +70,7 @@ class ApiServer:
         self._webhooks = WebhookClient()
         admission = Admission(self.storage, self._webhooks)
         lifecycle = Lifecycle(self.storage, self.registry)
-        self._writer = Writer(self.storage, admission, lifecycle)
+        self._writer = Writer(self.storage, admission, lifecycle, self._authorizer)
         self._deleter = Deleter(self.storage, admission, lifecycle)
         self._binder = Binder(self.storage, admission)
         self.services = Proxy(self.storage)

@@ -86,14 +86,17 @@ class Authorizer:
 
     def require(self, request: Request, user: User | None = None) -> None:
         """Do what `check` does, for a request of this user. By default, the user has no groups."""
+        if not self.permits(request, user or User(request.user)):
+            of = request.namespace, request.name
+            raise not_permitted(request.user, request.verb, request.group, request.resource, *of)
+
+    def permits(self, request: Request, user: User) -> bool:
+        """Record the request if its user is restricted. Return whether the user has the right to make it."""
         if request.user not in self._users:
-            return
-        if self._allows(user or User(request.user), request):
-            self.requests.add(replace(request, name=""))
-            return
-        self.requests.add(replace(request, allowed=False))
-        of = request.namespace, request.name
-        raise not_permitted(request.user, request.verb, request.group, request.resource, *of)
+            return True
+        allowed = self._allows(user, request)
+        self.requests.add(replace(request, name="") if allowed else replace(request, allowed=False))
+        return allowed
 
     def may(self, user: User, wanted: Mapping[str, str]) -> bool:
         """Return whether a user has the right that the resourceAttributes of a SelfSubjectAccessReview describe."""

@@ -17,16 +17,22 @@ _TRUE = ("true", "1", "t", "T", "TRUE", "True")
 
 @dataclass(frozen=True)
 class User:
-    """An authenticated user. Every user is also in the group `system:authenticated`, which `groups` omits."""
+    """An authenticated user. Every user is also in the group `system:authenticated`, which `groups` omits.
+
+    Attributes:
+        node: The node of the pod to which the token of a service account is bound, or "".
+    """
 
     name: str
     groups: tuple[str, ...] = ()
     uid: str = ""
+    node: str = ""
 
     def as_info(self) -> Object:
         """Return the `userInfo` of an AdmissionReview or a SelfSubjectReview."""
         info: Object = {"username": self.name, "groups": [*self.groups, "system:authenticated"]}
-        return info | ({"uid": self.uid} if self.uid else {})
+        extra = {"extra": {"authentication.kubernetes.io/node-name": [self.node]}} if self.node else {}
+        return info | ({"uid": self.uid} if self.uid else {}) | extra
 
 
 @dataclass(frozen=True)

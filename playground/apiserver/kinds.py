@@ -105,6 +105,7 @@ _EVENT_FIELDS = (
     "involvedObject.resourceVersion involvedObject.fieldPath reason reportingComponent source type"
 )
 _RBAC, _ADMISSION = "rbac.authorization.k8s.io/v1", "admissionregistration.k8s.io/v1"
+_RESOURCE = "resource.k8s.io/v1"
 
 BUILT_IN = (
     _kind("v1", "ConfigMap", "configmaps", short="cm"),
@@ -143,6 +144,11 @@ BUILT_IN = (
     _kind(_RBAC, "ClusterRole", "clusterroles", cluster=True),
     _kind(_RBAC, "RoleBinding", "rolebindings"),
     _kind(_RBAC, "Role", "roles"),
+    _kind(_RESOURCE, "DeviceClass", "deviceclasses", cluster=True, generation=True),
+    _kind(_RESOURCE, "ResourceClaim", "resourceclaims", sub="status", model="ResourceV1ResourceClaim"),
+    _kind(_RESOURCE, "ResourceClaimTemplate", "resourceclaimtemplates"),
+    _kind(_RESOURCE, "ResourceSlice", "resourceslices", cluster=True, fields="spec.driver spec.nodeName",
+          generation=True),
     _kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", cluster=True, short="pc", generation=True),
     _kind("storage.k8s.io/v1", "CSIDriver", "csidrivers", cluster=True),
     _kind("storage.k8s.io/v1", "CSINode", "csinodes", cluster=True),

@@ -57,6 +57,13 @@ def dns_label(value: str, field: str) -> list[Cause]:
     return []
 
 
+def subdomain(value: str, field: str) -> list[Cause]:
+    """Return a list with one problem if the value is not a DNS subdomain, or an empty list."""
+    if len(value) > 253 or not _SUBDOMAIN.fullmatch(value):
+        return [invalid_value(field, value, _SUBDOMAIN_RULE)]
+    return []
+
+
 def qualified_name(value: str, field: str) -> list[Cause]:
     """Return a list with one problem if the value is not a qualified name, or an empty list.
 

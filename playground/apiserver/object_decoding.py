@@ -90,6 +90,13 @@ _QUANTITIES = frozenset(
         "size_limit",
     )
 )  # fmt: skip
+# The same for names that are quantities only in some models. These fields may also be lists of quantities.
+_MODEL_QUANTITIES = {
+    "V1CapacityRequestPolicy": ("valid_values",),
+    "V1CapacityRequestPolicyRange": ("step",),
+    "V1Counter": ("value",),
+    "V1DeviceCapacity": ("value",),
+}
 _NESTED = re.compile(r"(List|Dict)\[(?:str, )?(.+)\]")
 _INDEX = re.compile(r"\[[^]]*\]")
 _GO = {"str": "string", "int": "int", "bool": "bool", "float": "float64", "datetime": "string", "bytes": "string"}
@@ -108,8 +115,12 @@ class _WrongType(Exception):
 def _fields(model: str) -> dict[str, tuple[str, bool]]:
     """Return, by the JSON name of each field of a model, the type of the field and whether it is a quantity."""
     cls = getattr(client, model)
+    own = _MODEL_QUANTITIES.get(model, ())
     return {
-        json: (cls.openapi_types[name], name in _QUANTITIES and cls.openapi_types[name] in ("str", "Dict[str, str]"))
+        json: (
+            cls.openapi_types[name],
+            name in own or (name in _QUANTITIES and cls.openapi_types[name] in ("str", "Dict[str, str]")),
+        )
         for name, json in cls.attribute_map.items()
     }
 
@@ -148,7 +159,7 @@ def _decode(
     if outer == "List":
         if not isinstance(value, list):
             raise _refuse(value, f"[]{_go(inner)}", field)
-        return [_decode(v, inner, f"{path}[{i}]", field, unknown, quantity=False) for i, v in enumerate(value)]
+        return [_decode(v, inner, f"{path}[{i}]", field, unknown, quantity=quantity) for i, v in enumerate(value)]
     if outer == "Dict":
         if not isinstance(value, dict):
             raise _refuse(value, f"map[string]{_go(inner)}", field)

@@ -139,17 +139,20 @@ def carried_over(kind: Kind, subresource: str, new: Object, old: Object) -> Obje
 def _with_new_status(kind: Kind, metadata: Object, new: Object, old: Object) -> Object:
     """Return a copy of `old` with the status of `new`.
 
-    For a built-in kind, the copy also takes its metadata from the update, except for the `ownerReferences`.
+    For most built-in kinds, the copy also takes its metadata from the update, except for the `ownerReferences`.
     """
     before = old["metadata"]
-    if kind.custom:
+    rules = strategy(kind.resource)
+    if kind.custom or rules.resets_metadata:
         metadata = before
     else:
         metadata = {k: v for k, v in metadata.items() if k != "ownerReferences"}
         metadata |= {k: before[k] for k in ("ownerReferences",) if k in before}
     was = old.get("status") or {}
-    kept = {k: was[k] for k in strategy(kind.resource).kept_status if k in was}
-    return {**old, "metadata": metadata, "status": kept | (new.get("status") or {})}
+    kept = {k: was[k] for k in rules.kept_status if k in was}
+    result = {**old, "metadata": metadata, "status": kept | (new.get("status") or {})}
+    rules.prepare_status(result, old)
+    return result
 
 
 def _desired(kind: Kind, obj: Object) -> Object:
@@ -169,6 +172,8 @@ def update_problems(kind: Kind, subresource: str, new: Object, old: Object) -> l
         found += custom_resources.problems(new, kind.schema or {})
     elif not subresource:
         found += [*strategy(kind.resource).validate(new), *strategy(kind.resource).validate_update(new, old)]
+    elif subresource == "status":
+        found += strategy(kind.resource).validate_status(new, old)
     return found
 
 

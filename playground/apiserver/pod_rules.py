@@ -11,6 +11,7 @@ from mgpu.model.quantities import parse_quantity
 from playground.apiserver.api_errors import Cause, forbidden, forbidden_field, invalid_value, required, unsupported
 from playground.apiserver.names import dns_label, qualified_name
 from playground.apiserver.object_decoding import canonical
+from playground.apiserver.pod_claim_rules import validate_claims
 from playground.apiserver.storage import Object, Storage
 
 _STANDARD = frozenset(("cpu", "memory", "ephemeral-storage", "storage"))
@@ -184,7 +185,7 @@ def validate(pod: Object) -> list[Cause]:
         problems += _check_resources(f"{path}.resources", container.get("resources") or {})
     if spec["restartPolicy"] not in _RESTART:
         problems.append(unsupported("spec.restartPolicy", spec["restartPolicy"], _RESTART))
-    return problems
+    return [*problems, *validate_claims(spec)]
 
 
 def _comparable(spec: Object, *, old_grace: int | None, gated: bool) -> Object:

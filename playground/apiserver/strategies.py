@@ -8,7 +8,7 @@ import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from playground.apiserver import pod_rules
+from playground.apiserver import claim_rules, claim_status_rules, pod_claim_rules, pod_rules, slice_rules
 from playground.apiserver.admission_webhooks import condition_problems
 from playground.apiserver.api_errors import Cause, invalid_value, required
 from playground.apiserver.storage import Object
@@ -24,6 +24,9 @@ class Strategy:
         validate: Returns the problems of an object that is created or updated.
         validate_update: Returns the problems of an update, given the new and the old object.
         kept_status: The names of status fields that keep their old values if a new status does not contain them.
+        resets_metadata: Whether an update of the status leaves the metadata as they are.
+        prepare_status: Changes an object whose status is updated in place, given also the old object.
+        validate_status: Returns the problems of an update of the status, given the new and the old object.
     """
 
     defaults: Callable[[Object], None] = lambda _: None
@@ -31,6 +34,9 @@ class Strategy:
     validate: Callable[[Object], Iterable[Cause]] = lambda _: ()
     validate_update: Callable[[Object, Object], Iterable[Cause]] = lambda _new, _old: ()
     kept_status: tuple[str, ...] = ()
+    resets_metadata: bool = False
+    prepare_status: Callable[[Object, Object], None] = lambda _new, _old: None
+    validate_status: Callable[[Object, Object], Iterable[Cause]] = lambda _new, _old: ()
 
 
 def _prepare_pod(pod: Object) -> None:
@@ -148,9 +154,30 @@ def _check_crd(crd: Object) -> Iterable[Cause]:
         yield required("spec.scope")
 
 
+_CLAIMS = Strategy(
+    claim_rules.defaults,
+    claim_rules.prepare,
+    validate=claim_rules.validate,
+    validate_update=claim_rules.validate_update,
+    resets_metadata=True,
+    prepare_status=claim_status_rules.drop_deallocated,
+    validate_status=claim_status_rules.validate,
+)
+_TEMPLATES = Strategy(
+    claim_rules.template_defaults,
+    validate=claim_rules.validate_template,
+    validate_update=claim_rules.validate_template_update,
+)
 _WEBHOOKS = Strategy(_webhook_defaults, validate=_check_webhooks)
 _STRATEGIES = {
-    "pods": Strategy(pod_rules.defaults, _prepare_pod, pod_rules.validate, pod_rules.validate_update, ("qosClass",)),
+    "pods": Strategy(
+        pod_rules.defaults,
+        _prepare_pod,
+        pod_rules.validate,
+        pod_rules.validate_update,
+        ("qosClass",),
+        validate_status=pod_claim_rules.validate_status,
+    ),
     "nodes": Strategy(_node_defaults),
     "namespaces": Strategy(_namespace_defaults, _prepare_namespace),
     "services": Strategy(_service_defaults),
@@ -158,6 +185,12 @@ _STRATEGIES = {
     "events": Strategy(_event_defaults, validate=_check_event),
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _WEBHOOKS,
+    "deviceclasses.resource.k8s.io": Strategy(claim_rules.class_defaults, validate=claim_rules.validate_class),
+    "resourceclaims.resource.k8s.io": _CLAIMS,
+    "resourceclaimtemplates.resource.k8s.io": _TEMPLATES,
+    "resourceslices.resource.k8s.io": Strategy(
+        slice_rules.defaults, validate=slice_rules.validate, validate_update=slice_rules.validate_update
+    ),
     "customresourcedefinitions.apiextensions.k8s.io": Strategy(_crd_defaults, _prepare_crd, _check_crd),
 }
 _PLAIN = Strategy()

@@ -4,12 +4,12 @@
 again if the object changes during the admission.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
 
-from playground.apiserver import patches, pod_rules
+from playground.apiserver import claim_authorization, claim_rules, patches, pod_rules
 from playground.apiserver.admission_webhooks import Admission
 from playground.apiserver.api_errors import (
     ApiError,
@@ -24,6 +24,7 @@ from playground.apiserver.api_errors import (
     plain,
     required,
 )
+from playground.apiserver.authorization import Authorizer, Request
 from playground.apiserver.calls import Call, check_kind
 from playground.apiserver.deletions import Lifecycle
 from playground.apiserver.kinds import Kind
@@ -52,8 +53,9 @@ class Writer:
     For server-side apply, it stores in memory what each field manager has applied to each object.
     """
 
-    def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle) -> None:
+    def __init__(self, storage: Storage, admission: Admission, lifecycle: Lifecycle, authorizer: Authorizer) -> None:
         self._storage = storage
+        self._authorizer = authorizer
         self._admission = admission
         self._lifecycle = lifecycle
         self._applied: dict[tuple[str, str], Object] = {}
@@ -69,7 +71,7 @@ class Writer:
         if not obj["metadata"].get("resourceVersion") and needs_version(kind):
             cause = Cause("metadata.resourceVersion", "Invalid value: 0: must be specified for an update")
             raise invalid(kind.resource, call.path.name, [cause])
-        return await self._change(call, lambda _: obj)
+        return await self._change(call, "update", lambda _: obj)
 
     async def patch(self, call: Call) -> tuple[Item, bool]:
         """Handle PATCH. Return the object, and whether it is new. Only a server-side apply can create an object."""
@@ -77,7 +79,7 @@ class Writer:
         media, patch = patches.parse(call.content_type, call.body, custom=kind.custom)
         if media == patches.APPLY:
             return await self._apply(call, patch)
-        return await self._change(call, lambda old: self._patched(call, media, patch, old)), False
+        return await self._change(call, "patch", lambda old: self._patched(call, media, patch, old)), False
 
     async def _create(self, call: Call, body: Object) -> Item:
         """Admit, validate and store a new object. A dry run stores nothing."""
@@ -121,7 +123,7 @@ class Writer:
             pod_rules.resolve_priority(self._storage, mutated)
         complete(kind, mutated)
         name = mutated["metadata"].get("name") or ""
-        _refuse(kind, name, create_problems(kind, mutated))
+        _refuse(kind, name, [*create_problems(kind, mutated), *self._admin_problems(call, mutated)])
         await self._admission.validate(call.attributes("CREATE", name), mutated, None)
         if kind.resource == "pods":
             pod_rules.check_quotas(self._storage, mutated)
@@ -148,7 +150,7 @@ class Writer:
             patch.setdefault("metadata", {})["name"] = path.name
             item = await self._create(call, patch)
         else:
-            item = await self._change(call, applied)
+            item = await self._change(call, "patch", applied)
         if not call.dry_run:
             self._applied[item.obj["metadata"]["uid"], manager] = patch
         return item, found is None
@@ -168,10 +170,13 @@ class Writer:
             raise invalid(kind.qualified_kind, call.path.name, [cause])
         return obj
 
-    async def _change(self, call: Call, make: Callable[[Object], Object]) -> Item:
+    async def _change(self, call: Call, verb: str, make: Callable[[Object], Object]) -> Item:
         """Write the object that `make` returns for the stored object.
 
         If the stored object changes during admission, start again. Raises a 409 after `_ATTEMPTS` attempts.
+
+        Args:
+            verb: The verb of the request, which is `update` or `patch`.
         """
         kind, path = call.path.kind, call.path
         attributes = call.attributes("UPDATE", path.name, subresource=path.subresource)
@@ -180,7 +185,8 @@ class Writer:
             new = carried_over(kind, path.subresource, make(old.obj), old.obj)
             new = await self._admission.mutate(attributes, new, old.obj, lambda o: normalise(kind, o)[0])
             new = carried_over(kind, path.subresource, new, old.obj)
-            _refuse(kind, path.name, update_problems(kind, path.subresource, new, old.obj))
+            lacking = self._lacking_rights(call, verb, new, old.obj)
+            _refuse(kind, path.name, [*lacking, *update_problems(kind, path.subresource, new, old.obj)])
             await self._admission.validate(attributes, new, old.obj)
             if new == old.obj:
                 return old
@@ -191,6 +197,19 @@ class Writer:
             except Stale:
                 continue
         raise conflict(kind.resource, path.name, _MODIFIED)
+
+    def _admin_problems(self, call: Call, obj: Object) -> Iterator[Cause]:
+        namespace = self._storage.get("namespaces", "", call.path.namespace)
+        labels = (namespace.obj["metadata"].get("labels") or {}) if namespace else {}
+        return claim_rules.admin_problems(call.path.kind, obj, labels)
+
+    def _lacking_rights(self, call: Call, verb: str, new: Object, old: Object) -> list[Cause]:
+        """Return the causes for rights that a change of the status of a ResourceClaim needs and the user lacks."""
+        kind, path, user = call.path.kind, call.path, call.user
+        if (kind.resource, path.subresource) != ("resourceclaims.resource.k8s.io", "status"):
+            return []
+        request = Request(user.name, verb, kind.group, "resourceclaims/status", path.namespace, path.name)
+        return list(claim_authorization.problems(self._authorizer.permits, user, request, new, old))
 
     @staticmethod
     def _decoded(call: Call, body: Object) -> Object:
