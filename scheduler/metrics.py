@@ -38,6 +38,16 @@ RELEASED = Counter(
     "Reservations that were released because their pod was not bound in time.",
     registry=REGISTRY,
 )
+CLAIM_REPAIRS = Counter(
+    "mgpu_claim_repairs",
+    "Allocations of ResourceClaims that were replaced, because they did not fit and were written without a decision.",
+    registry=REGISTRY,
+)
+CLAIM_WAKES = Counter(
+    "mgpu_claim_wakes",
+    "Changes of a ResourceSlice that made kube-scheduler retry pods whose claims fit.",
+    registry=REGISTRY,
+)
 LATE = Counter(
     "mgpu_late_decisions",
     "Late binding decisions for pods that were bound without cards, by result: decided or failed.",

@@ -25,6 +25,8 @@ from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.announcements import Announcements
+from scheduler.claims.repair import ClaimRepair
+from scheduler.claims.waker import ClaimWaker
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import (
     CardsFreed,
@@ -35,6 +37,7 @@ from scheduler.cluster.events import (
     PodResizing,
     PodUndecided,
 )
+from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
@@ -120,6 +123,9 @@ class Process:
         self.suggestions = Suggestions(
             self.state, self.filter, self.decider, writes, self.may_decide, self.planning.request_plan
         )
+        self.claim_decider = ClaimDecider(self.state, api, settings, budgets)
+        self.claim_repair = ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
+        self.claim_waker = ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._record, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
@@ -156,6 +162,11 @@ class Process:
             # This thread also removes suggestions after the verbs for Volcano were turned off.
             self._run("suggestions", lambda: self.suggestions.run(self._stop)),
         ]
+        if self.settings.dra.enabled:
+            self._writers += [
+                self._run("claim repair", lambda: self.claim_repair.run(self._stop)),
+                self._run("claim waker", lambda: self.claim_waker.run(self._stop)),
+            ]
         if self.settings.dialects.slices.enabled:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
 
@@ -166,7 +177,8 @@ class Process:
         """
         self.state.reservations.close()
         self._stop.set()
-        for part in (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions):
+        parts = (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions)
+        for part in (*parts, self.claim_repair, self.claim_waker):
             part.wake()
         until = time.monotonic() + _END_SECONDS
         for thread in self._leadership_threads:
@@ -315,7 +327,7 @@ class Process:
     def _catch_up(self) -> None:
         """Begin a term after new lists, because the watches may not have delivered all that the last leader wrote."""
         term = self._term()
-        writable = ("nodes", "mtgpupods", "pods")
+        writable = ("nodes", "mtgpupods", "pods", "claims")
         if self._watches.refresh(writable, _REFRESH_SECONDS):
             self._begin_term(term)
 

@@ -15,6 +15,7 @@ from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import RetryLater
 from mgpu.model.gangs import POD_GROUP_PATHS
+from mgpu.model.resource_claims import CLAIMS, CLASSES
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.disruption_budgets import PATH as BUDGETS_PATH
@@ -127,6 +128,10 @@ def _required(api: Api, settings: Settings, state: ClusterCache) -> dict[str, Re
         "pods": watch("/api/v1/pods", state.pod_changed, state.pod_gone),
         "mtgpupods": watch(mtgpu.COLLECTION, mtgpupods.mtgpupod_changed, mtgpupods.mtgpupod_gone, optional=True),
     }
+    if settings.dra.enabled:
+        claims = state.claims
+        watches["claims"] = watch(CLAIMS, claims.claim_changed, claims.claim_gone)
+        watches["deviceclasses"] = watch(CLASSES, claims.class_changed, claims.class_gone)
     for lists in dialects.unhealthy_card_lists(settings):
         path = f"/api/v1/namespaces/{lists.namespace}/configmaps"
         watches["configmaps"] = watch(path, state.configmap_changed, state.configmap_gone, optional=True)

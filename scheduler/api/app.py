@@ -18,6 +18,7 @@ from mgpu.serving.metrics import CONTENT_TYPE, render_metrics
 from mgpu.serving.server import Listen
 from scheduler import metrics as event_metrics
 from scheduler.api.binding_webhook import BindingAdmission, binding_users
+from scheduler.api.claim_webhook import ClaimAdmission
 from scheduler.api.collector import ClusterCollector
 from scheduler.api.commands.commands_app import serve_commands
 from scheduler.api.extender import Extender
@@ -52,6 +53,11 @@ def listeners(replica: Replica) -> list[Listen]:
         replica.gang_filter.refusal,
     )
     serve_reviews(admission, "/bind-admission", binding, kinds=("Binding",), observe=event_metrics.ADMISSIONS)
+    if settings.dra.enabled:
+        claims = ClaimAdmission(
+            replica.state, replica.claim_decider, replica.may_decide, lambda: watch_client(_ADMISSION_SECONDS)
+        )
+        serve_reviews(admission, "/claim-admission", claims, kinds=("ResourceClaim",), observe=event_metrics.ADMISSIONS)
     serve_commands(admission, replica)
     verbs = Extender(replica)
     extender = make_extender_app(verbs, own.extender_timeout_seconds)

@@ -78,6 +78,9 @@ class BindingAdmission:
         if found is None and review.dry_run:
             # The API server would reject this binding too. This reply shows `mgpu doctor` that the webhook is called.
             return deny(review, f"there is no pod {review.namespace}/{name}", _NO_SUCH_POD)
+        if found is not None and not live and self._decider.needs_claim(found.gpu_pod, node):
+            # kube-scheduler has written the claim into the pod's status just before this binding.
+            found = self._decider.find(review.namespace, name, found.uid, live=True)
         gpu_pod = found and found.gpu_pod
         if gpu_pod is None or gpu_pod.pod.node:
             # The pod is not a GPU pod, or it is bound already and the API server itself rejects this binding.

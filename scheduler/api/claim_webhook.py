@@ -10,26 +10,24 @@ A denial is a 403: kube-scheduler tries a write again at once after a 409, and i
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from mgpu.model import budget
-from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import Claim, consumed_capacity, device_name, read_claim
+from mgpu.model.resource_claims import read_claim
 from mgpu.serving.review import Reply, Review, allow, deny, json_pointer
 from mgpu.settings import CARD_POLICIES
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.reservations import Reservation
+from scheduler.decisions.claim_allocation import Change, changes
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 
 log = logging.getLogger(__name__)
 
 _REFUSED = 403
-_RESULTS = ("status", "allocation", "devices", "results")
 
 
 class ClaimAdmission:
@@ -83,31 +81,11 @@ class ClaimAdmission:
             return deny(review, f"no cards for this claim on {claim.node}: {decision}", _REFUSED)
         # This is checked again, because the process may have been suspended and another replica may lead by now.
         self._may_decide()
-        cards = {card.index: card for card in self._state.cards(claim.node) if card.type == "gpu"}
-        return allow(review, tuple(allocation_patch(raw, claim, decision, cards)))
+        cards = cards_by_index(self._state.cards(claim.node))
+        found = changes(table_at(raw, "status", "allocation"), claim, decision.request, decision.placement, cards)
+        return allow(review, [_operation(change) for change in found])
 
 
-def allocation_patch(
-    raw: Mapping[str, Any], claim: Claim, decision: Reservation, cards: Mapping[int, Card]
-) -> Iterator[dict[str, Any]]:
-    """Yield the operations of a JSON Patch that put the decided cards into the allocation of a claim.
-
-    If kube-scheduler's choice agrees with the decision, nothing is changed. The consumed capacity of a whole card
-    depends on the card.
-
-    Args:
-        cards: The GPUs of the node by index.
-    """
-    rows = table_at(raw, *_RESULTS[:-1])["results"]
-    for container in decision.request.containers:
-        results = [r for r in claim.results if r.request == container.container and not r.admin]
-        chosen = decision.placement.cards(container.container)
-        for result, index in zip(results, chosen, strict=True):
-            path = (*_RESULTS, result.position)
-            if result.device != device_name(index):
-                yield {"op": "replace", "path": json_pointer(*path, "device"), "value": device_name(index)}
-            before = rows[result.position].get("consumedCapacity")
-            if before and index in cards:
-                consumed = {**before, **consumed_capacity(container, cards[index])}
-                if consumed != before and (container.whole or container.ratio is not None):
-                    yield {"op": "replace", "path": json_pointer(*path, "consumedCapacity"), "value": consumed}
+def _operation(change: Change) -> dict[str, Any]:
+    path = json_pointer("status", "allocation", "devices", "results", change.position, change.field)
+    return {"op": "replace", "path": path, "value": change.value}

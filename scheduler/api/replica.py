@@ -12,6 +12,7 @@ from mgpu.serving.metrics import Watch
 from mgpu.settings import Settings
 from scheduler.announcements import Announcements
 from scheduler.cluster.cache import ClusterCache
+from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
@@ -35,6 +36,7 @@ class Replica(Protocol):
     settings: Settings
     state: ClusterCache
     decider: Decider
+    claim_decider: ClaimDecider
     filter: Filter
     in_flight: InFlightFilter
     gang_filter: GangFilter

@@ -121,7 +121,9 @@ class ClusterCache(ClusterQueries):
         self.mtgpupods = MtgpuPodCache(self._lock, self._pods, self._mtgpu_objects, self._mtgpu_holdings)
         self._claim_pods = ClaimPods()
         claim_holdings = ClaimHoldings(self._holdings, self._reservations, self._events)
-        self.claims = ClaimCache(self._lock, claim_holdings, self._claim_pods, self._reservations, self._snapshots)
+        self.claims = ClaimCache(
+            self._lock, claim_holdings, self._claim_pods, self._reservations, self._snapshots, self.forecast
+        )
         self.partitions = PartitionableNodes(
             self._lock, self._nodes, self._ledger, self._snapshots, self._events, settings
         )

@@ -10,11 +10,13 @@ from typing import Any
 
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
+from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import Claim
+from mgpu.model.resource_claims import Claim, gpu_request
 from mgpu.settings import CARD_POLICIES
 from scheduler.cluster.claim_holdings import ClaimHoldings, log, read_observed_claim
 from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
+from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.reservations import Reservations
 
@@ -31,12 +33,14 @@ class ClaimCache:
         pods: ClaimPods,
         reservations: Reservations,
         snapshots: NodeSnapshots,
+        forecast: Forecast,
     ) -> None:
         self._lock = lock
         self._holdings = holdings
         self._pods = pods
         self._reservations = reservations
         self._snapshots = snapshots
+        self._forecast = forecast
         self._classes: dict[str, tuple[str, ...]] = {}
 
     # Called by the informers
@@ -48,7 +52,14 @@ class ClaimCache:
             log.error("Ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]})
             return
         with self._lock:
+            before = self._holdings.get(claim.uid)
             self._holdings.changed(claim)
+        if claim.results and not (before and before.results):
+            # Learning policies expect further claims like this one. Claims have no cpu and memory of their own.
+            pod = Pod(claim.namespace, claim.name, claim.uid, created=claim.created)
+            request = gpu_request(claim)
+            self._forecast.pod_added(pod, request)
+            self._forecast.pod_placed(pod, request)
 
     def claim_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
@@ -90,6 +101,10 @@ class ClaimCache:
         with self._lock:
             found = [c for c in self._holdings.items() if c.results and not (c.is_prepared or c.deleting)]
         return tuple(sorted(sorted(found, key=lambda c: (c.namespace, c.name, c.uid)), key=_created, reverse=True))
+
+    def interrupted(self) -> tuple[Claim, ...]:
+        """Return the claims with the annotation of a repair, by namespace, name and UID."""
+        return tuple(claim for claim in self.items() if claim.repair and not claim.deleting)
 
     def is_deleted(self, uid: str) -> bool:
         """Return whether the claim was deleted recently."""

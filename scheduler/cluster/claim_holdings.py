@@ -100,11 +100,12 @@ class ClaimHoldings:
     def _settle(self, uid: str) -> None:
         """Derive what this claim holds."""
         claim = self._claims.get(uid)
+        if (claim is None or not claim.results) and self._reservations.get(uid) is not None:
+            return  # A reservation stays: this event may be older than the decision.
         holding = self._holding_of(claim) if claim is not None else None
         if holding is None:
-            if self._reservations.get(uid) is None:
-                self._release(uid)
-            return  # A reservation stays: this event may be older than the decision.
+            self._release(uid)
+            return
         before = self._holdings.ledger.holding(uid)
         if holding == before:
             return
@@ -125,5 +126,5 @@ class ClaimHoldings:
     def _release(self, uid: str) -> None:
         before = self._holdings.ledger.holding(uid)
         if before is not None:
-            self._holdings.release(uid)
+            self._holdings.claim_released(uid, before.node)
             self._events.publish(CardsFreed(before.node))

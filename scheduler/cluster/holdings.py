@@ -228,6 +228,11 @@ class Holdings:
             self.remnants.deleted(uid, pod.namespace, pod.name, pod.node)
         self._hold_given(uid, pod.node)
 
+    def claim_released(self, uid: str, node: str) -> None:
+        """Release what a claim holds. It goes on holding what its node still reports for it, as a deleted pod does."""
+        self.release(uid)
+        self._hold_given(uid, node)
+
     def reserve(self, reservation: Reservation, *, provisional: bool) -> None:
         """Hold the cards of a reservation, in place of the pod's previous one. See `ReservationCache.reserve`."""
         request = reservation.request

@@ -7,7 +7,6 @@ its choice of cards counts only where mgpu cannot judge a selector.
 """
 
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
 
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
@@ -17,7 +16,7 @@ from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.ledger import shares_of
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, DRIVER, Claim, card_index, gpu_request
+from mgpu.model.resource_claims import DRA, DRIVER, Claim, card_index, claim_path, gpu_request
 from mgpu.model.resource_slices import Attribute, attributes
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -36,10 +35,6 @@ _ATTEMPTS = 50
 
 Excluded = Mapping[str, Mapping[int, str]]
 """By request of a claim, the cards that its selectors exclude, each with the reason."""
-
-
-def claim_path(namespace: str, name: str) -> str:
-    return f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
 
 
 class ClaimDecider:

@@ -22,6 +22,7 @@ from mgpu.model.ledger import Holding, shares_of
 from mgpu.model.pods import GATED, Node, read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import Subject
+from mgpu.model.resource_claims import DRA, claim_path
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
@@ -100,6 +101,10 @@ class Decider:
         if uid and uid != current_uid and not live:
             return None
         return FoundPod(current_uid, self._parse(raw))
+
+    def needs_claim(self, gpu_pod: GpuPod | None, node: str) -> bool:
+        """Return whether whole cards that the pod requests are served only through a ResourceClaim on this node."""
+        return gpu_pod is not None and nvidia_plugin.needs_claim(self._state.nodes((node,))[0], gpu_pod.request)
 
     def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
         """Return the pod, or None if it requests no GPU. It comes from the cache if that has the same version.
@@ -234,6 +239,11 @@ class Decider:
             raw = self._read(pod.namespace, pod.name)  # The watch may not have delivered the removal of the gates yet.
             if raw is None or raw["metadata"]["uid"] != pod.uid or read_pod(raw).gated:
                 return _final(RejectionKind.GATED, GATED)
+        if nvidia_plugin.needs_claim(snapshot.node, request):
+            text = (
+                "nvidia.com/gpu is served through ResourceClaims on this node, and the pod has none; use kube-scheduler"
+            )
+            return _final(RejectionKind.NVIDIA_PLUGIN, text)
         pause = self._state.reservations.pause(pod.uid) if reserve else 0.0
         if pause:
             text = f"bindings of this pod keep failing; cards are reserved again in {pause:.0f} s"
@@ -343,23 +353,26 @@ class Decider:
         return result
 
     def check_overdue(self) -> None:
-        """Check the reservations whose pods the watch has not delivered on their nodes in time."""
+        """Check the reservations whose pods or claims the watch has not delivered on their nodes in time."""
         for decision in self._state.reservations.overdue():
             self.check(decision)
 
     def check(self, decision: Reservation) -> None:
-        """Release a reservation unless its pod is bound or the API server does not answer."""
+        """Release a reservation unless its pod is bound, its claim is allocated, or the API server does not answer."""
+        is_claim = decision.request.dialect == DRA
+        path = claim_path if is_claim else pod_path
         try:
-            raw = self._read(decision.namespace, decision.name)
+            raw = self._read_at(path(decision.namespace, decision.name))
         except RetryLater as error:
             log.warning("reservation kept, because it cannot be checked: %s", error, extra={"pod": decision.uid})
             self._state.reservations.keep(decision)
             return
-        if raw is not None and raw["metadata"]["uid"] == decision.uid and (raw.get("spec") or {}).get("nodeName"):
-            self._state.reservations.keep(decision)  # The watch will deliver the bound pod.
+        is_written = table_at(raw, "status", "allocation") if is_claim else table_at(raw, "spec").get("nodeName")
+        if raw is not None and raw["metadata"]["uid"] == decision.uid and is_written:
+            self._state.reservations.keep(decision)  # The watch will deliver the bound pod or the allocated claim.
         else:
-            extra = {"pod": decision.uid, "node": decision.node}
-            log.info("reservation released, because the pod is not bound", extra=extra)
+            extra = {"claim" if is_claim else "pod": decision.uid, "node": decision.node}
+            log.info("reservation released, because its write has failed", extra=extra)
             self._state.reservations.cancel(decision)
             metrics.RELEASED.inc()
 
@@ -378,8 +391,11 @@ class Decider:
 
     def _read(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Return the pod as the API server has it, or None if there is none. Raises RetryLater on other errors."""
+        return self._read_at(pod_path(namespace, name))
+
+    def _read_at(self, path: str) -> dict[str, Any] | None:
         try:
-            return self._api.get(pod_path(namespace, name))
+            return self._api.get(path)
         except ApiError as error:
             if error.status == 404:
                 return None

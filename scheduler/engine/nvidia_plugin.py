@@ -14,6 +14,7 @@ from mgpu.model.gpu_requests import GpuRequest, Rejection, RejectionKind
 from mgpu.model.ledger import Holding, Ledger, Share, unknown_shares
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node
+from mgpu.model.resource_claims import DRA
 
 NVIDIA = "nvidia"
 """The value of the label, and the dialect of the holdings of such pods."""
@@ -37,6 +38,14 @@ def requests_nvidia_cards(request: GpuRequest | None) -> bool:
 def chooses_cards(node: Node | None, request: GpuRequest | None) -> bool:
     """Return whether the NVIDIA device plugin chooses the cards of a pod with this request on this node."""
     return is_on_node(node) and requests_nvidia_cards(request)
+
+
+def needs_claim(node: Node | None, request: GpuRequest | None) -> bool:
+    """Return whether kube-scheduler must create a ResourceClaim for a pod with this request before it binds it here.
+
+    On a Node with the label `mgpu.io/whole-cards=dra` no device plugin serves `nvidia.com/gpu`.
+    """
+    return node is not None and node.labels.get(WHOLE_CARDS_LABEL) == DRA and requests_nvidia_cards(request)
 
 
 def held_shares(request: GpuRequest | None, reported: Sequence[Share]) -> tuple[Share, ...]:

@@ -1,0 +1,5 @@
+"""Controllers of ResourceClaims, each on its own thread.
+
+`waker` makes kube-scheduler retry pods whose claims fit by the ledger. `repair` replaces allocations that were written
+without a decision of mgpu and do not fit. docs/dra.md describes both.
+"""

@@ -1,0 +1,181 @@
+"""Makes kube-scheduler retry pods whose claims fit by the ledger, although kube-scheduler has found no node for them.
+
+While an allocation is being written, kube-scheduler counts it on the card that it has chosen itself, and afterwards on
+the card that mgpu has chosen. If the write is denied, the amount is free again. kube-scheduler registers no event for
+either change, so a pod that it has rejected in between waits for up to five minutes (docs/design/dra.md,
+"Observations", stranded pods). Any change of a ResourceSlice makes it retry the pods with claims. So the waker changes
+an annotation of the slice of a node on which such a pod fits.
+
+A pod may wait for a reason that mgpu does not know, such as cpu. So the pauses between two attempts for the same pod
+grow, and one annotation serves all pods that wait.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import Placement
+from mgpu.model.resource_claims import SLICES, Claim, requests_before_allocation
+from mgpu.model.resource_slices import WAKE, slice_name
+from scheduler import metrics
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.claim_pods import WaitingPod
+from scheduler.decisions.claim_decider import ClaimDecider
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 1.0
+"""The interval between two rounds, each of which writes at most one annotation."""
+PAUSE_SECONDS = 1.0
+"""The pause before a pod is examined again."""
+MAX_PAUSE = 60.0
+_QUICK_WAKES = 5
+"""The number of attempts for a pod after which the pause doubles with each further one."""
+_MOST_PODS = 50
+"""The most pods that one round examines."""
+_MOST_NODES = 200
+"""The most nodes that one round examines for one pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempts:
+    """The attempts for one pod.
+
+    Attributes:
+        due: When the pod is examined again.
+        wakes: How often it was woken.
+        rejected_at: The version of the cluster at which it was found that the pod fits on no node; -1 if it was not.
+    """
+
+    due: float
+    wakes: int = 0
+    rejected_at: int = -1
+
+
+class ClaimWaker:
+    """Wakes pods in the thread that calls `run`, which calls `work`. `wake` may be called from any thread.
+
+    Args:
+        api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
+        may_decide: Raises RetryLater while this replica must not decide.
+    """
+
+    def __init__(
+        self,
+        state: ClusterCache,
+        decider: ClaimDecider,
+        api: Api,
+        may_decide: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._decider = decider
+        self._api = api
+        self._may_decide = may_decide
+        self._clock = clock
+        self._attempts: dict[str, _Attempts] = {}
+        self._without_slice: dict[str, float] = {}  # By node, until when it is left out.
+        self._wakeup = threading.Event()
+
+    def run(self, stop: threading.Event) -> None:
+        """Wake pods until `stop` is set. Call `wake` after setting it."""
+        while not stop.is_set():
+            try:
+                self.work()
+            except Exception:
+                # This is the outermost handler of the thread. An error with one pod must not end the work for others.
+                log.exception("waking pods with claims: round failed")
+            self._wakeup.wait(ROUND_SECONDS)
+
+    def wake(self) -> None:
+        """Make `run` check its stop event."""
+        self._wakeup.set()
+
+    def work(self) -> None:
+        """Wake the waiting pods once, if any of them fits."""
+        waiting = self._state.claims.waiting_pods()
+        now = self._clock()
+        # The first pause lets kube-scheduler's own retry come first.
+        self._attempts = {pod.uid: self._attempts.get(pod.uid) or _Attempts(now + PAUSE_SECONDS) for pod in waiting}
+        self._without_slice = {node: until for node, until in self._without_slice.items() if until > now}
+        version = self._state.version
+        due = [pod for pod in waiting if self._is_due(pod, version)]
+        if not due:
+            return
+        try:
+            self._may_decide()
+        except RetryLater:
+            return
+        for pod in due[:_MOST_PODS]:
+            node = self._fitting_node(pod)
+            if node is not None:
+                self._announce(node)
+                self._note_wake(due)
+                return
+            attempts = self._attempts[pod.uid]
+            self._attempts[pod.uid] = replace(attempts, due=now + PAUSE_SECONDS, rejected_at=version)
+
+    def _is_due(self, pod: WaitingPod, version: int) -> bool:
+        attempts = self._attempts[pod.uid]
+        return attempts.due <= self._clock() and attempts.rejected_at != version
+
+    def _note_wake(self, pods: Sequence[WaitingPod]) -> None:
+        """Note that an annotation made kube-scheduler retry all of these pods."""
+        for pod in pods:
+            wakes = self._attempts[pod.uid].wakes + 1
+            pause = min(MAX_PAUSE, PAUSE_SECONDS * 2 ** max(0, wakes - _QUICK_WAKES))
+            self._attempts[pod.uid] = _Attempts(self._clock() + pause, wakes)
+
+    def _fitting_node(self, pod: WaitingPod) -> str | None:
+        """Return a node on which all claims of the pod fit that are not allocated yet, or None."""
+        claims = [claim for name in pod.claims if (claim := self._state.claims.named(pod.namespace, name)) is not None]
+        open_claims = [claim for claim in claims if not claim.allocated]
+        if not open_claims:
+            return None
+        nodes = [node for node in self._state.nodes_with_cards() if node not in self._without_slice]
+        for node in nodes[:_MOST_NODES]:
+            if all(self._fits(claim, node) for claim in open_claims):
+                return node
+        return None
+
+    def _fits(self, claim: Claim, node: str) -> bool:
+        snapshot = self._state.node_snapshot(node, claim.uid)
+        if snapshot.node is None or self._state.agent_problem(node) is not None:
+            return False
+        for names in _alternatives(claim):
+            request = requests_before_allocation(claim, names)
+            if request.containers and isinstance(self._decider.place(claim, request, snapshot), Placement):
+                return True
+        return False
+
+    def _announce(self, node: str) -> None:
+        change = {"metadata": {"annotations": {WAKE: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
+        try:
+            self._api.patch(f"{SLICES}/{quote(slice_name(node), safe='')}", change)
+            metrics.CLAIM_WAKES.inc()
+        except ApiError as error:
+            if error.status == 404:
+                # The agent has not published the node's cards (yet).
+                self._without_slice[node] = self._clock() + MAX_PAUSE
+            else:
+                log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
+        except Unreachable as error:
+            log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
+
+
+def _alternatives(claim: Claim) -> Sequence[frozenset[str]]:
+    """Return the sets of requests of which kube-scheduler allocates one.
+
+    If several requests have alternatives, only the sets with the same position in each of them are returned.
+    """
+    by_request: dict[str, list[str]] = {}
+    for request in claim.requests:
+        by_request.setdefault(request.name.partition("/")[0], []).append(request.name)
+    longest = max(map(len, by_request.values()), default=0)
+    return [frozenset(names[min(i, len(names) - 1)] for names in by_request.values()) for i in range(longest)]
