@@ -38,8 +38,8 @@ from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS as CONSTRAINTS
 from mgpu.model.pods import SUGGESTED_NODE, Container, Node, Pod
 from mgpu.model.quantities import same_quantity
 from mgpu.model.raw_objects import annotation_path
-from mgpu.model.resource_claims import DRA
 from mgpu.model.resizing import RESIZE, RESIZED, held_shares, read_sizes
+from mgpu.model.resource_claims import DRA
 from mgpu.model.slice_names import is_slice
 from mgpu.settings import CARD_POLICIES, Settings
 

@@ -11,13 +11,14 @@ capacity `memory` is in bytes.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints, read_constraints
-from mgpu.model.quantities import QuantityError, parse_quantity, whole_bytes
+from mgpu.model.quantities import QuantityError, parse_quantity, quantity_of_bytes, whole_bytes
 from mgpu.model.raw_objects import table_at
 
 DRIVER = "gpu.mgpu.io"
@@ -41,6 +42,11 @@ REPAIR = "mgpu.io/repair"
 the JSON of the former `status.allocation` and `status.reservedFor`."""
 
 _DEVICE_PREFIX = "card-"
+
+
+def claim_path(namespace: str, name: str) -> str:
+    """Return the path of a ResourceClaim in the API."""
+    return f"/apis/{API}/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
 
 
 def device_name(index: int) -> str:
@@ -306,7 +312,7 @@ def consumed_capacity(request: ContainerRequest, card: Card) -> dict[str, str]:
     """Return `consumedCapacity` of an allocation result for one card of a request, as quantities."""
     amount = request.amount_on(card)
     cores = -(-amount.core // MILLI_PER_PERCENT)
-    return {CORES: str(cores), MEMORY: str(amount.memory)}
+    return {CORES: str(cores), MEMORY: quantity_of_bytes(amount.memory)}
 
 
 def _requests(devices: Mapping[str, Any]) -> Iterator[DeviceRequest]:
