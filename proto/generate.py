@@ -15,7 +15,14 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("proto/cri.proto", "proto/deviceplugin.proto", "proto/podresources.proto")
+SOURCES = (
+    "proto/cri.proto",
+    "proto/deviceplugin.proto",
+    "proto/dra.proto",
+    "proto/dra_health.proto",
+    "proto/pluginregistration.proto",
+    "proto/podresources.proto",
+)
 KINDS = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 

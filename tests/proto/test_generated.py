@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from proto import cri_pb2, deviceplugin_pb2, podresources_pb2
+from proto import cri_pb2, deviceplugin_pb2, dra_health_pb2, dra_pb2, pluginregistration_pb2, podresources_pb2
 from proto.generate import stale
 
 DEVICE_PLUGIN = {
@@ -45,6 +45,28 @@ POD_RESOURCES = {
     "GetPodResourcesRequest": "1 pod_name, 2 pod_namespace",
     "GetPodResourcesResponse": "1 pod_resources",
 }
+DRA = {
+    "NodePrepareResourcesRequest": "1 claims*",
+    "NodePrepareResourcesResponse": "1 claims*",
+    "NodePrepareResourceResponse": "1 devices*, 2 error",
+    "Device": "1 request_names*, 2 pool_name, 3 device_name, 4 cdi_device_ids*, 5 share_id",
+    "NodeUnprepareResourcesRequest": "1 claims*",
+    "NodeUnprepareResourcesResponse": "1 claims*",
+    "NodeUnprepareResourceResponse": "1 error",
+    "Claim": "1 namespace, 2 uid, 3 name",
+}
+DRA_HEALTH = {
+    "NodeWatchResourcesRequest": "",
+    "NodeWatchResourcesResponse": "1 devices*",
+    "DeviceHealth": "1 device, 2 health, 3 last_updated_time, 4 health_check_timeout_seconds, 5 message",
+    "DeviceIdentifier": "1 pool_name, 2 device_name",
+}
+PLUGIN_REGISTRATION = {
+    "InfoRequest": "",
+    "PluginInfo": "1 type, 2 name, 3 endpoint, 4 supported_versions*",
+    "RegistrationStatus": "1 plugin_registered, 2 error",
+    "RegistrationStatusResponse": "",
+}
 CRI = {
     "VersionRequest": "1 version",
     "VersionResponse": "2 runtime_name, 3 runtime_version",
@@ -76,6 +98,9 @@ INTEGERS = {
     "ContainerEventResponse.container_event_type": FieldDescriptor.TYPE_ENUM,
     "ContainerResources.cpu_ids": FieldDescriptor.TYPE_INT64,
     "AllocatableResourcesResponse.cpu_ids": FieldDescriptor.TYPE_INT64,
+    "DeviceHealth.health": FieldDescriptor.TYPE_ENUM,
+    "DeviceHealth.last_updated_time": FieldDescriptor.TYPE_INT64,
+    "DeviceHealth.health_check_timeout_seconds": FieldDescriptor.TYPE_INT64,
 }
 CALLS = {
     "v1beta1.Registration": {"Register": ("RegisterRequest", "Empty")},
@@ -91,6 +116,17 @@ CALLS = {
         "GetAllocatableResources": ("AllocatableResourcesRequest", "AllocatableResourcesResponse"),
         "Get": ("GetPodResourcesRequest", "GetPodResourcesResponse"),
     },
+    "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin": {
+        "NodePrepareResources": ("NodePrepareResourcesRequest", "NodePrepareResourcesResponse"),
+        "NodeUnprepareResources": ("NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse"),
+    },
+    "v1alpha1.DRAResourceHealth": {
+        "NodeWatchResources": ("NodeWatchResourcesRequest", "NodeWatchResourcesResponse"),
+    },
+    "pluginregistration.Registration": {
+        "GetInfo": ("InfoRequest", "PluginInfo"),
+        "NotifyRegistrationStatus": ("RegistrationStatus", "RegistrationStatusResponse"),
+    },
     "runtime.v1.RuntimeService": {
         "Version": ("VersionRequest", "VersionResponse"),
         "Status": ("StatusRequest", "StatusResponse"),
@@ -101,10 +137,18 @@ CALLS = {
         "ContainerStatus": ("ContainerStatusRequest", "ContainerStatusResponse"),
     },
 }
+INTERFACES = {
+    deviceplugin_pb2: DEVICE_PLUGIN,
+    podresources_pb2: POD_RESOURCES,
+    dra_pb2: DRA,
+    dra_health_pb2: DRA_HEALTH,
+    pluginregistration_pb2: PLUGIN_REGISTRATION,
+    cri_pb2: CRI,
+}
 MODULES = pytest.mark.parametrize(
     ("module", "messages"),
-    [(deviceplugin_pb2, DEVICE_PLUGIN), (podresources_pb2, POD_RESOURCES), (cri_pb2, CRI)],
-    ids=["deviceplugin", "podresources", "cri"],
+    INTERFACES.items(),
+    ids=[module.__name__.removeprefix("proto.").removesuffix("_pb2") for module in INTERFACES],
 )
 
 
@@ -128,20 +172,17 @@ def test_numbers_have_the_width_of_the_interface(module: object, messages: dict[
 
 
 def test_services_have_the_calls_of_the_interface() -> None:
-    services = [
-        service
-        for module in (deviceplugin_pb2, podresources_pb2, cri_pb2)
-        for service in module.DESCRIPTOR.services_by_name.values()
-    ]
+    services = [service for module in INTERFACES for service in module.DESCRIPTOR.services_by_name.values()]
     found = {s.full_name: {m.name: (m.input_type.name, m.output_type.name) for m in s.methods} for s in services}
     assert found == CALLS
     streams = [m.name for s in services for m in s.methods if m.server_streaming]
-    assert streams == ["ListAndWatch", "GetContainerEvents"]
+    assert streams == ["ListAndWatch", "NodeWatchResources", "GetContainerEvents"]
 
 
-def test_states_of_containers_have_the_interfaces_numbers() -> None:
+def test_states_have_the_numbers_of_the_interface() -> None:
     assert dict(cri_pb2.ContainerState.items()) == STATES
     assert dict(cri_pb2.PodSandboxState.items()) == {"SANDBOX_READY": 0, "SANDBOX_NOTREADY": 1}
+    assert dict(dra_health_pb2.HealthStatus.items()) == {"UNKNOWN": 0, "HEALTHY": 1, "UNHEALTHY": 2}
 
 
 def test_the_committed_modules_are_what_the_sources_give() -> None:
