@@ -38,6 +38,7 @@ from scheduler.cluster.events import (
     PodUndecided,
 )
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
@@ -123,7 +124,8 @@ class Process:
         self.suggestions = Suggestions(
             self.state, self.filter, self.decider, writes, self.may_decide, self.planning.request_plan
         )
-        self.claim_decider = ClaimDecider(self.state, api, settings, budgets)
+        self.claim_decider = ClaimDecider(self.state, api, settings, budgets, flights=flights)
+        self.claim_requests = ClaimRequests(self.state, self.claim_decider)
         self.claim_repair = ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._record, self._may_serve_mtgpupods)

@@ -1,4 +1,4 @@
-"""Builds the Flask app of the webhook: `/mutate`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
+"""Builds the Flask app of the webhook: `/mutate`, `/mark-claims`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
 
 `webhook.main` serves the app to the API server. The app must check the size of an object before anything else reads the
 object. The paths, the status codes and the structure of denials must not change: the webhook configurations in
@@ -18,6 +18,7 @@ from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
+from webhook.claim_pods import mark
 from webhook.mtgpupod_rebuild import FindMtgpuPod, is_rebuilt, rebuild
 from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.pod_mutation import mutate
@@ -46,6 +47,10 @@ def make_app(
         mutation = mutate(pod, settings, review.user)
         return allow(review, mutation.patch, mutation.warnings)
 
+    def review_claims(review: Review) -> Reply:
+        pod = _new_pod(review)
+        return allow(review, mark(pod) if pod is not None else ())
+
     def review_rebuild(review: Review) -> Reply:
         pod = _new_pod(review)
         if pod is None or not is_rebuilt(pod, review.user, settings):
@@ -63,6 +68,7 @@ def make_app(
 
     app = new_app()
     serve_reviews(app, "/mutate", review_mutation, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/mark-claims", review_claims, kinds=("Pod",), observe=observe)
     serve_reviews(app, "/rebuild", review_rebuild, kinds=("Pod",), observe=observe)
     serve_reviews(app, "/validate", review_validation, kinds=("Pod", mtgpu.KIND), observe=observe)
     serve_probes(app)

@@ -30,6 +30,9 @@ CLAIMS = f"/apis/{API}/resourceclaims"
 CLASSES = f"/apis/{API}/deviceclasses"
 SLICES = f"/apis/{API}/resourceslices"
 
+MARK = "mgpu.io/claims"
+"""The resource that marks pods with claims for kube-scheduler's extender. Its amount is always 0."""
+
 CORES = "cores"
 MEMORY = "memory"
 MILLI_PER_PERCENT = WHOLE_CORE // 100

@@ -13,6 +13,7 @@ from mgpu.settings import Settings
 from scheduler.announcements import Announcements
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
@@ -37,6 +38,7 @@ class Replica(Protocol):
     state: ClusterCache
     decider: Decider
     claim_decider: ClaimDecider
+    claim_requests: ClaimRequests
     filter: Filter
     in_flight: InFlightFilter
     gang_filter: GangFilter

@@ -66,8 +66,13 @@ def waiting_pod(raw: Raw) -> WaitingPod | None:
         str(meta.get("namespace", "")),
         str(meta.get("name", "")),
         str(meta.get("creationTimestamp") or ""),
-        tuple(sorted(_claim_names(spec, status))),
+        claim_names(raw),
     )
+
+
+def claim_names(raw: Raw) -> tuple[str, ...]:
+    """Return the names of the ResourceClaims of a pod that exist, sorted."""
+    return tuple(sorted(_claim_names(table_at(raw, "spec"), table_at(raw, "status"))))
 
 
 def _is_unschedulable(status: Raw) -> bool:

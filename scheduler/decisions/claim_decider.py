@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.cards import Card, CardState, states_of_type
+from mgpu.model.cards import GPU, Card, CardState, states_of_type
 from mgpu.model.compute_resources import NO_CPU_MEMORY
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.ledger import shares_of
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, DRIVER, Claim, card_index, claim_path, gpu_request
+from mgpu.model.resource_claims import DRA, DRIVER, Claim, DeviceRequest, card_index, claim_path, gpu_request
 from mgpu.model.resource_slices import Attribute, attributes
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -25,6 +25,7 @@ from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets, EffortExceeded, never
+from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.engine import FULL
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.claim_placement import place_claim
@@ -42,6 +43,9 @@ class ClaimDecider:
 
     Decisions are idempotent for each UID, because the API server calls the webhook twice for some writes: a claim that
     is decided again for the same node gets the same cards.
+
+    Args:
+        flights: The pods in flight (`decisions.in_flight_filter`).
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class ClaimDecider:
         settings: Settings,
         budgets: EffortBudgets | None = None,
         selectors: Selectors | None = None,
+        flights: PodsInFlight | None = None,
     ) -> None:
         self._state = state
         self._api = api
         self._settings = settings
         self._budgets = budgets or EffortBudgets()
         self._selectors = selectors or Selectors()
+        self._flights = flights or PodsInFlight()
 
     def decide(self, claim: Claim, *, reserve: bool = True, gone: CallerGone = never) -> Reservation | Rejection | None:
         """Return the reserved cards of a claim, or why it gets none.
@@ -80,7 +86,12 @@ class ClaimDecider:
         pools = sorted({result.pool for result in claim.results})
         if len(pools) > 1:
             return _final(RejectionKind.MALFORMED, f"its devices are of several nodes: {', '.join(pools)}")
-        decision = self._decide(claim, gpu_request(claim), reserve=reserve, gone=gone)
+        try:
+            decision = self._decide(claim, gpu_request(claim), reserve=reserve, gone=gone)
+        finally:
+            if reserve:
+                for consumer in claim.consumers:
+                    self._flights.end(consumer.uid)
         if isinstance(decision, Rejection) and reserve:
             metrics.REJECTIONS.labels("decision", decision.kind).inc()
         return decision
@@ -138,6 +149,19 @@ class ClaimDecider:
     ) -> Placement | Rejection:
         """Return the cards that the claim would get on the node of a snapshot, or why it fits on none."""
         return self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+
+    def is_ours(self, request: DeviceRequest) -> bool:
+        """Return whether the selectors of the request's DeviceClass may select cards of mgpu's driver.
+
+        A class that is not known yet may select them.
+        """
+        expressions = self._state.claims.class_selectors(request.device_class)
+        names = self._state.nodes_with_cards()
+        if not expressions or not names:
+            return True
+        cards = [card for card in self._state.cards(names[0]) if card.type == GPU]
+        excluded = self._selectors.excluded(expressions, cards[:1])
+        return isinstance(excluded, Unsupported) or not cards or len(excluded) < len(cards[:1])
 
     def exclusions(self, claim: Claim, cards: Sequence[CardState]) -> Excluded:
         """Return which cards the selectors of the claim's requests and of their DeviceClasses exclude.

@@ -14,6 +14,7 @@ from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionK
 from mgpu.model.groups import GroupCard
 from mgpu.model.node_slices import LABEL
 from mgpu.model.pods import Node, Pod
+from mgpu.model.resource_claims import DRA
 from mgpu.settings import Settings
 from scheduler.engine import FULL, Effort, Limits, Policy, node_score, place, policy_named
 from scheduler.engine.card_constraints import same_card_group_rejection, spread_group_score
@@ -169,10 +170,14 @@ def record(
 ) -> dict[str, str]:
     """Return the annotations that store the placement (the allocation record, without its seal).
 
+    The cards of claims are stored in the claims, so the result is empty for a request of claims.
+
     Args:
         cards: The devices of the node, of all types.
         now_ns: The time of the decision, in nanoseconds since 1970.
     """
+    if request.dialect == DRA:
+        return {}
     known = [state.card for state in cards]
     return dialects.by_name(request.dialect).write_placement(pod, request, placement, known, settings, now_ns)
 

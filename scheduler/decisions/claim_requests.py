@@ -1,0 +1,59 @@
+"""Reads what a pod requests through ResourceClaims that are not allocated yet, so that the filter can rate nodes.
+
+kube-scheduler calls its extender only for pods that name a managed resource. mgpu's webhook adds the resource
+`mgpu.io/claims` with the amount 0 to pods with claims (`webhook.claim_pods`), which nothing else notices. So
+kube-scheduler asks mgpu for the nodes of these pods, too, and the node is chosen by the ledger and by the node policy
+and not by the order of kube-scheduler's own allocator. The claims of the pod then count like the containers of another
+pod. A claim that is allocated already fixes the node, and kube-scheduler itself takes that into account.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mgpu.model.gpu_requests import GpuRequest
+from mgpu.model.pods import read_pod
+from mgpu.model.raw_objects import table_at
+from mgpu.model.resource_claims import DRA, Claim, requests_before_allocation
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.claim_pods import claim_names
+from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.decisions.claim_decider import ClaimDecider
+
+
+class ClaimRequests:
+    """Reads the claims of pods. Thread-safe."""
+
+    def __init__(self, state: ClusterCache, decider: ClaimDecider) -> None:
+        self._state = state
+        self._decider = decider
+
+    def read(self, raw: Mapping[str, Any]) -> GpuPod | None:
+        """Return the pod with the request of its open claims; None if it has none that mgpu's driver may serve.
+
+        The containers of the request are named after claims and their requests. Of alternatives (`firstAvailable`) the
+        first one counts. Selectors are not considered: kube-scheduler has evaluated them for the nodes of its call.
+        """
+        names = claim_names(raw)
+        if not names:
+            return None
+        namespace = str(table_at(raw, "metadata").get("namespace", ""))
+        claims = [claim for name in names if (claim := self._state.claims.named(namespace, name)) is not None]
+        requests = [request for claim in claims if not claim.allocated for request in self._requests(claim)]
+        if not requests:
+            return None
+        containers = tuple(container for request in requests for container in request.containers)
+        return GpuPod(read_pod(raw), GpuRequest(DRA, containers, constraints=requests[0].constraints))
+
+    def _requests(self, claim: Claim) -> Iterator[GpuRequest]:
+        request = requests_before_allocation(claim, self._first_of_each(claim))
+        if request.containers:
+            named = (replace(one, container=f"{claim.name}/{one.container}") for one in request.containers)
+            yield replace(request, containers=tuple(named))
+
+    def _first_of_each(self, claim: Claim) -> Sequence[str]:
+        first: dict[str, str] = {}
+        for request in claim.requests:
+            if self._decider.is_ours(request):
+                first.setdefault(request.name.partition("/")[0], request.name)
+        return tuple(first.values())
