@@ -109,7 +109,8 @@ keep() {
 # One call of kubectl for all webhooks: a line `KIND/CONFIGURATION INDEX NAME BUNDLE` for each.
 read_webhooks() {
     kubectl get mutatingwebhookconfiguration/mgpu-webhook mutatingwebhookconfiguration/0-mgpu-webhook \
-        validatingwebhookconfiguration/mgpu-webhook mutatingwebhookconfiguration/mgpu-scheduler --ignore-not-found \
+        validatingwebhookconfiguration/mgpu-webhook mutatingwebhookconfiguration/mgpu-scheduler \
+        mutatingwebhookconfiguration/mgpu-claims --ignore-not-found \
         -o go-template='{{range .items}}{{$of := .}}{{range $at, $hook := .webhooks}}{{$of.kind}}/{{$of.metadata.name}} {{$at}} {{.name}} {{with .clientConfig.caBundle}}{{.}}{{end}}{{"\n"}}{{end}}{{end}}' >"$top/webhooks"
 }
 
@@ -125,9 +126,13 @@ trust() {
 
 trust_all() {
     trust "MutatingWebhookConfiguration/mgpu-$1"
-    [ "$1" = webhook ] || return 0
-    trust MutatingWebhookConfiguration/0-mgpu-webhook
-    trust ValidatingWebhookConfiguration/mgpu-webhook
+    case $1 in
+    webhook)
+        trust MutatingWebhookConfiguration/0-mgpu-webhook
+        trust ValidatingWebhookConfiguration/mgpu-webhook
+        ;;
+    scheduler) trust MutatingWebhookConfiguration/mgpu-claims ;; # with components/dra
+    esac
 }
 
 read_secrets

@@ -64,6 +64,26 @@ JSON
     return 1
 }
 
+# The API server reads a claim before it asks about it, so no dry run shows this without a claim. The webhook for claims
+# has the Service and the port of that for Bindings, so it is asked if it also trusts the same CA.
+claims_are_asked() {
+    tries=$TRIES
+    while [ "$tries" -gt 0 ]; do
+        [ "$(bundle_of mgpu-claims)" != "$(bundle_of mgpu-scheduler)" ] || return 0
+        tries=$((tries - 1))
+        [ "$tries" = 0 ] || sleep 2
+    done
+    say 'the webhook for ResourceClaims trusts another CA than that for Bindings, so no claim gets cards: run manifests/certificates.sh' >&2
+    return 1
+}
+
+bundle_of() {
+    kubectl get mutatingwebhookconfiguration "$1" -o jsonpath='{.webhooks[0].clientConfig.caBundle}'
+}
+
 webhook_is_asked
 bindings_are_asked
+if [ -n "$(kubectl get mutatingwebhookconfiguration mgpu-claims --ignore-not-found -o name)" ]; then
+    claims_are_asked
+fi
 say 'the API server asks mgpu about GPU pods and Bindings'

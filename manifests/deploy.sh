@@ -144,13 +144,21 @@ trust_authorities() {
     CA=keep "$here/certificates.sh"
 }
 
-# A role that an earlier version had, or another overlay, would stay and go on giving its rights.
-remove_former_rights() {
+# A role that an earlier version had, or another overlay, would stay and go on giving its rights. The webhook of claims
+# would deny every allocation, and the DeviceClass would direct pods to cards that nobody publishes.
+remove_former_parts() {
     grep -q '^serviceaccount/mgpu-' "$top/applied" || return 0
-    kubectl get clusterrolebindings,clusterroles,rolebindings,roles --all-namespaces -l app.kubernetes.io/part-of=mgpu \
+    remove_former rbac.authorization.k8s.io clusterrolebindings,clusterroles,rolebindings,roles
+    remove_former admissionregistration.k8s.io mutatingwebhookconfigurations
+    # Kubernetes before 1.34 has no DeviceClasses of this version.
+    remove_former resource.k8s.io deviceclasses 2>/dev/null
+}
+
+remove_former() {
+    kubectl get "$2" --all-namespaces -l app.kubernetes.io/part-of=mgpu \
         -o go-template='{{range .items}}{{.kind}} {{.metadata.name}} {{with .metadata.namespace}}{{.}}{{end}}{{"\n"}}{{end}}' |
         while read -r kind name namespace; do
-            current "$kind.rbac.authorization.k8s.io/$name" || kubectl ${namespace:+-n "$namespace"} delete "$kind" "$name"
+            current "$kind.$1/$name" || kubectl ${namespace:+-n "$namespace"} delete "$kind" "$name"
         done
 }
 
@@ -172,7 +180,7 @@ assemble >"$top/kustomization.yaml"
 make_authorities_and_keys
 apply
 trust_authorities
-remove_former_rights
+remove_former_parts
 [ "$WAIT" != 0 ] || exit 0
 answers && rc=0 || rc=1
 kubectl -n "$NAMESPACE" get pods -o wide

@@ -20,6 +20,12 @@ say() { printf '%s\n' "$*"; }
 definitions=$(kubectl get customresourcedefinitions -o name)
 there() { printf '%s\n' "$definitions" | grep -q "/$1\$"; }
 
+# While the agents still run: the kubelet ends a pod with a claim only after the driver has answered.
+kubectl get resourceclaims --all-namespaces -o go-template='{{range .items}}{{$claim := .metadata}}{{with .status.allocation}}{{range .devices.results}}{{if eq .driver "gpu.mgpu.io"}}{{$claim.namespace}}/{{$claim.name}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}' 2>/dev/null |
+    sort -u | while read -r claim; do
+    say "ResourceClaim $claim has cards: without mgpu its pods cannot end, so they must be deleted by force"
+done
+
 # First of all: from now on nothing on this cluster waits for mgpu, whatever of it is dead or dying.
 say 'webhook configurations'
 kubectl delete mutatingwebhookconfigurations,validatingwebhookconfigurations $OURS --ignore-not-found
@@ -52,6 +58,12 @@ say 'controllers and agents'
 kubectl -n "$NAMESPACE" delete deployments,daemonsets $OURS --ignore-not-found
 kubectl -n "$NAMESPACE" wait --for=delete pods -l app.kubernetes.io/name=mgpu --timeout="${WAIT}s" ||
     say 'some pods of mgpu do not end: do their nodes answer?'
+
+if kubectl get deviceclasses,resourceslices >/dev/null 2>&1; then
+    say 'DeviceClasses and ResourceSlices'
+    kubectl delete deviceclasses $OURS --ignore-not-found
+    kubectl delete resourceslices --field-selector spec.driver=gpu.mgpu.io --ignore-not-found
+fi
 
 if [ "${KEEP_DEVICES:-no}" != yes ]; then
     say 'CRD of Devices, if it is of mgpu'

@@ -13,9 +13,11 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/security.md"
 END = "<!-- end -->"
 BASE, COMPONENT = "manifests/base/rbac.yaml", "manifests/components/second-scheduler/rbac.yaml"
+CLAIMS = "manifests/components/dra/rbac.yaml"
 STARTS = {
     BASE: "<!-- stolen tokens: tests/manifests/stolen_tokens.py -->",
     COMPONENT: "<!-- stolen tokens of the second scheduler: tests/manifests/stolen_tokens.py -->",
+    CLAIMS: "<!-- stolen tokens and claims: tests/manifests/stolen_tokens.py -->",
 }
 """Where the table of each file begins on the page."""
 _READS = frozenset({"get", "list", "watch"})
@@ -107,6 +109,31 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_AGENT, "events", "create"): f"write Events that mislead, {_OWN_NODE}",
     _key(_AGENT, "devices", "create", "patch", "delete"): f"lie about its cards, {_OWN_NODE}",
     _key(_AGENT, "configmaps", namespace=_SYSTEM, named=True): "read how nodes share cards under MPS",
+    _key(_SCHEDULER, "resourceclaims", "patch"): (
+        "read all ResourceClaims; write the annotation `mgpu.io/repair`, after which the agent delivers no cards to the "
+        "claim (`policy.yaml` prevents other changes)"
+    ),
+    _key(_SCHEDULER, "resourceclaims/status", "update"): "nothing without the next right",
+    _key(_SCHEDULER, "resourceclaims/binding", "update"): (
+        "take an allocation with devices of mgpu's driver away from a claim whose cards are not delivered yet; give a "
+        "claim without an allocation any devices, if one of them is a card of mgpu (`policy.yaml` prevents other "
+        "changes of allocations)"
+    ),
+    _key(_SCHEDULER, "deviceclasses"): "read them",
+    _key(_SCHEDULER, "resourceslices", "patch"): (
+        "make kube-scheduler try waiting pods again and again (`policy.yaml` prevents changes other than that of one "
+        "annotation)"
+    ),
+    _key(_AGENT, "resourceslices", "create", "update", "patch", "delete"): (
+        "read which devices all nodes publish; lie about the cards of its node, but by `policy.yaml` only in its own "
+        "ResourceSlice and of mgpu's driver"
+    ),
+    _key(_AGENT, "resourceclaims"): "read all ResourceClaims whose names the thief knows",
+    _key(_AGENT, "resourceclaims/status", "update", "patch"): "nothing without the next right",
+    _key(_AGENT, "resourceclaims/driver", "associated-node:update", "associated-node:patch", named=True): (
+        "say of claims of its node that their cards were delivered, or were not (the API server and `policy.yaml` deny "
+        "it for claims of other nodes, and `policy.yaml` denies changes of allocations)"
+    ),
     _key(_SCHEDULER, "leases", namespace=_SYSTEM, named=True): "read which kube-scheduler leads",
     _key(_KUBE_SCHEDULER, "leases", "update", namespace=_SYSTEM, named=True): (
         "keep the scheduler from deciding, in every replica"

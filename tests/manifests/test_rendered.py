@@ -158,6 +158,9 @@ def test_services_lead_to_pods_and_webhooks_to_services(folder: Path) -> None:
         for hook in configuration["webhooks"]:
             service = hook["clientConfig"]["service"]
             assert service["port"] in listening[service["name"]]
+            if hook["name"] == "claims.mgpu.io":
+                assert "namespaceSelector" not in hook, "mgpu's own pods have no claims that could wait for mgpu"
+                continue
             (own,) = hook["namespaceSelector"]["matchExpressions"]
             assert own == {
                 "key": "kubernetes.io/metadata.name",
