@@ -2,7 +2,7 @@
 
 Each node has one pool, which has the name of the node, and each card is a device that several claims may share. The
 published capacity of a card is what pods without claims leave free of it, because kube-scheduler itself subtracts what
-claims consume. It is only advice: the scheduler process decides (docs/design/dra.md, "Proposal").
+claims consume. It is only advice: the scheduler process decides (docs/design/dra.md, "The way of a claim").
 
 The attributes of a device come from its card alone, so that the scheduler process can compute them for any card.
 """
