@@ -28,6 +28,7 @@ from mgpu.cli.scheduler_source import SERVICE
 from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.node_slices import EXISTING
+from mgpu.model.resource_claims import MARK
 from mgpu.model.slice_names import resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
@@ -60,6 +61,7 @@ MANAGED = {
     "koordinator.sh/rdma": False,
     "koordinator.sh/fpga": False,
     "nvidia.com/gpu": False,
+    MARK: True,  # Pods with claims have it with the amount 0.
     # A node may have no slices until a pod requests some.
     **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
     **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
