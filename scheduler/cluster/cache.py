@@ -122,7 +122,13 @@ class ClusterCache(ClusterQueries):
         self._claim_pods = ClaimPods()
         claim_holdings = ClaimHoldings(self._holdings, self._reservations, self._events)
         self.claims = ClaimCache(
-            self._lock, claim_holdings, self._claim_pods, self._reservations, self._snapshots, self.forecast
+            self._lock,
+            claim_holdings,
+            self._claim_pods,
+            self._reservations,
+            self._snapshots,
+            self.forecast,
+            self.reservations,
         )
         self.partitions = PartitionableNodes(
             self._lock, self._nodes, self._ledger, self._snapshots, self._events, settings
@@ -225,7 +231,7 @@ class ClusterCache(ClusterQueries):
             if not is_same:
                 self._mtgpu_holdings.pod_changed(pod, own, finding)
             self._mtgpu_objects.pod_changed(text)
-            self._claim_pods.pod_changed(raw)
+            self._claim_pods.pod_changed(raw, pod)
             self.gangs.pod_changed(gpu_pod.pod if gpu_pod else pod, needs_cards=gpu_pod is not None)
             self._publish_node_left(before, gpu_pod)
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Pod
@@ -18,7 +19,8 @@ from scheduler.cluster.claim_holdings import ClaimHoldings, log, read_observed_c
 from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshots
-from scheduler.cluster.reservations import Reservations
+from scheduler.cluster.reservation_cache import ReservationCache
+from scheduler.cluster.reservations import Reservation, Reservations
 
 Raw = Mapping[str, Any]
 
@@ -34,6 +36,7 @@ class ClaimCache:
         reservations: Reservations,
         snapshots: NodeSnapshots,
         forecast: Forecast,
+        decided: ReservationCache,
     ) -> None:
         self._lock = lock
         self._holdings = holdings
@@ -41,6 +44,7 @@ class ClaimCache:
         self._reservations = reservations
         self._snapshots = snapshots
         self._forecast = forecast
+        self._decided = decided
         self._classes: dict[str, tuple[str, ...]] = {}
 
     # Called by the informers
@@ -54,9 +58,10 @@ class ClaimCache:
         with self._lock:
             before = self._holdings.get(claim.uid)
             self._holdings.changed(claim)
+            needs = self.needs(claim)
         if claim.results and not (before and before.results):
-            # Learning policies expect further claims like this one. Claims have no cpu and memory of their own.
-            pod = Pod(claim.namespace, claim.name, claim.uid, created=claim.created)
+            # Learning policies expect further pods like the one that this claim is for.
+            pod = Pod(claim.namespace, claim.name, claim.uid, created=claim.created, cpu_memory=needs)
             request = gpu_request(claim)
             self._forecast.pod_added(pod, request)
             self._forecast.pod_placed(pod, request)
@@ -106,6 +111,22 @@ class ClaimCache:
         """Return the claims with the annotation of a repair, by namespace, name and UID."""
         return tuple(claim for claim in self.items() if claim.repair and not claim.deleting)
 
+    def is_outdated(self, uid: str, version: str) -> bool:
+        """Return whether the claim has an allocation that is not older than this version of it."""
+        with self._lock:
+            return self._holdings.is_outdated(uid, version)
+
+    def reserve(self, reservation: Reservation, version: int) -> bool:
+        """Hold the cards of a reservation for a claim (`ReservationCache.reserve`).
+
+        Also return False if the watch has delivered an allocation meanwhile. It need not have changed the node of the
+        reservation, and no further event would correct what the claim holds.
+        """
+        with self._lock:
+            if self._holdings.is_outdated(reservation.uid, reservation.version):
+                return False
+            return self._decided.reserve(reservation, version)
+
     def is_deleted(self, uid: str) -> bool:
         """Return whether the claim was deleted recently."""
         with self._lock:
@@ -121,13 +142,21 @@ class ClaimCache:
         with self._lock:
             return self._pods.waiting()
 
+    def needs(self, claim: Claim) -> CpuMemory:
+        """Return the cpu and memory that the first pod of the claim requests; nothing if it is bound or unknown."""
+        with self._lock:
+            return self._pods.needs(claim.consumers[0].uid) if claim.consumers else NO_CPU_MEMORY
+
     def begin_move(self, uid: str, node: str, shares: tuple[Share, ...], version: int) -> bool:
         """Let the claim hold these shares, too, until `end_move`, because a repair moves it there.
 
-        Return False, and change nothing, if the node has changed since the snapshot with this version.
+        Return False, and change nothing, if the node has changed since the snapshot with this version, or if cards were
+        decided for the claim again.
         """
         with self._lock:
             if self._snapshots.version(node) != version or self._holdings.is_moving(uid):
+                return False
+            if self._reservations.get(uid) is not None:
                 return False
             self._holdings.begin_move(uid, shares)
             return True

@@ -7,13 +7,14 @@ out to be the ones that its pod gets. The cluster cache uses `ClaimHoldings` wit
 """
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
-from mgpu.model.resource_claims import Claim, claim_holding, read_claim
+from mgpu.model.resource_claims import Claim, claim_holding, is_newer, read_claim
 from scheduler.cluster.events import CardsFreed, Publisher
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.reservations import Reservations
@@ -65,8 +66,10 @@ class ClaimHoldings:
     def changed(self, claim: Claim) -> None:
         """Store a claim that was added or modified."""
         if claim.allocated and not claim.results:
-            # Other drivers serve the claim. It may have had an allocation of mgpu's driver before.
+            # Other drivers serve the claim. It may have had an allocation or a reservation of mgpu's driver before.
             self._drop(claim)
+            if not self._is_older_than_reservation(claim):
+                self._release(claim.uid)
             return
         self._claims[claim.uid] = claim
         self._by_name[claim.namespace, claim.name] = claim.uid
@@ -77,6 +80,14 @@ class ClaimHoldings:
         self._reservations.mark_deleted(claim.uid)
         self._drop(claim)
         self._release(claim.uid)
+
+    def is_outdated(self, uid: str, version: str) -> bool:
+        """Return whether cards that were decided for this version of the claim must not be reserved for it.
+
+        The claim has an allocation that is not older. A reservation would replace what the claim really holds.
+        """
+        claim = self._claims.get(uid)
+        return claim is not None and bool(claim.results) and not is_newer(version, claim.version)
 
     def begin_move(self, uid: str, shares: tuple[Share, ...]) -> None:
         """Let the claim hold these shares besides those of its allocation, until `end_move`."""
@@ -100,7 +111,9 @@ class ClaimHoldings:
     def _settle(self, uid: str) -> None:
         """Derive what this claim holds."""
         claim = self._claims.get(uid)
-        if (claim is None or not claim.results) and self._reservations.get(uid) is not None:
+        if self._reservations.get(uid) is not None and (
+            claim is None or not claim.results or self._is_older_than_reservation(claim)
+        ):
             return  # A reservation stays: this event may be older than the decision.
         holding = self._holding_of(claim) if claim is not None else None
         if holding is None:
@@ -121,7 +134,20 @@ class ClaimHoldings:
             # Between the two writes of a repair the claim has no allocation, and its pod will get the new cards.
             before = self._holdings.ledger.holding(claim.uid)
             return replace(before, shares=moving) if before is not None and moving else None
-        return replace(holding, shares=tuple(dict.fromkeys((*holding.shares, *moving)))) if moving else holding
+        if not moving:
+            return holding
+        # Several results may be equal shares of one card, so the union counts how often each share occurs.
+        both = Counter(holding.shares) | Counter(moving)
+        return replace(holding, shares=tuple(both.elements()))
+
+    def _is_older_than_reservation(self, claim: Claim) -> bool:
+        """Return whether this state of a claim is not later than the one for which its reservation was decided.
+
+        That one had no allocation. So an allocation in an older state has been removed since, and the claim does not
+        hold it any more.
+        """
+        reservation = self._reservations.get(claim.uid)
+        return reservation is not None and not is_newer(claim.version, reservation.version)
 
     def _release(self, uid: str) -> None:
         before = self._holdings.ledger.holding(uid)

@@ -1,6 +1,6 @@
-"""Stores the pods that use ResourceClaims and wait for a node.
+"""Stores the pods that use ResourceClaims and are not bound yet.
 
-kube-scheduler does not retry such a pod when its own sums change without an event (docs/design/dra.md, "Observations",
+kube-scheduler does not retry a pod that it has rejected when its own sums change without an event (docs/design/dra.md, "Observations",
 stranded pods), so `scheduler.claims.waker` looks for pods whose claims fit by the ledger. The cluster cache uses
 `ClaimPods` with its lock held.
 """
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
+from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import table_at
 
 Raw = Mapping[str, Any]
@@ -34,18 +36,31 @@ class ClaimPods:
 
     def __init__(self) -> None:
         self._waiting: dict[str, WaitingPod] = {}
+        self._needs: dict[str, CpuMemory] = {}
 
-    def pod_changed(self, raw: Raw) -> None:
-        """Store a pod of any kind that was added or modified."""
-        uid = raw["metadata"]["uid"]
+    def pod_changed(self, raw: Raw, pod: Pod) -> None:
+        """Store a pod of any kind that was added or modified.
+
+        Args:
+            pod: The same pod as `read_pod` returns it.
+        """
+        if pod.node or pod.deleting or pod.ended or not _has_claims(raw):
+            self.pod_gone(pod.uid)
+            return
+        self._needs[pod.uid] = pod.cpu_memory
         waiting = waiting_pod(raw)
         if waiting is None:
-            self._waiting.pop(uid, None)
+            self._waiting.pop(pod.uid, None)
         else:
-            self._waiting[uid] = waiting
+            self._waiting[pod.uid] = waiting
 
     def pod_gone(self, uid: str) -> None:
         self._waiting.pop(uid, None)
+        self._needs.pop(uid, None)
+
+    def needs(self, uid: str) -> CpuMemory:
+        """Return the cpu and memory that a pod with claims requests, as long as it is not bound; else nothing."""
+        return self._needs.get(uid, NO_CPU_MEMORY)
 
     def waiting(self) -> tuple[WaitingPod, ...]:
         """Return the waiting pods, the oldest first."""
@@ -54,10 +69,10 @@ class ClaimPods:
 
 def waiting_pod(raw: Raw) -> WaitingPod | None:
     """Return the pod if it uses claims and kube-scheduler has found no node for it, or None."""
+    if not _has_claims(raw):
+        return None
     spec = table_at(raw, "spec")
     status = table_at(raw, "status")
-    if not spec.get("resourceClaims") and not status.get("extendedResourceClaimStatus"):
-        return None
     meta = table_at(raw, "metadata")
     if spec.get("nodeName") or meta.get("deletionTimestamp") or not _is_unschedulable(status):
         return None
@@ -73,6 +88,10 @@ def waiting_pod(raw: Raw) -> WaitingPod | None:
 def claim_names(raw: Raw) -> tuple[str, ...]:
     """Return the names of the ResourceClaims of a pod that exist, sorted."""
     return tuple(sorted(_claim_names(table_at(raw, "spec"), table_at(raw, "status"))))
+
+
+def _has_claims(raw: Raw) -> bool:
+    return bool(table_at(raw, "spec").get("resourceClaims"))
 
 
 def _is_unschedulable(status: Raw) -> bool:

@@ -9,6 +9,7 @@ import threading
 
 from mgpu.model.gangs import GangName
 from mgpu.model.pods import Pod
+from mgpu.model.resource_claims import DRA
 from scheduler.cluster.events import CardsFreed, Publisher
 from scheduler.cluster.gangs import Gangs
 from scheduler.cluster.holdings import Holdings
@@ -135,7 +136,10 @@ class ReservationCache:
         uid = reservation.uid
         with self._lock:
             if self._reservations.get(uid) is reservation:
-                self._holdings.release(uid)
+                if reservation.request.dialect == DRA:
+                    self._holdings.claim_released(uid, reservation.node)
+                else:
+                    self._holdings.release(uid)
                 self._snapshots.mark(self._nominations.reserved(uid))
                 self._events.publish(CardsFreed(reservation.node))
                 self._snapshots.drop_usage(uid)

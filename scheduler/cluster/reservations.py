@@ -34,6 +34,8 @@ class Reservation:
         annotations: The allocation record, as annotations of the Binding.
         needs: The cpu and memory that the pod reserves on the node.
         gpuid: The GPUID for which the pod occupies a card; "" if it is no occupy pod.
+        version: The resourceVersion of the claim for which the cards were decided, which had no allocation; "" for a
+            pod.
     """
 
     uid: str
@@ -45,6 +47,7 @@ class Reservation:
     annotations: Mapping[str, str]
     needs: CpuMemory = NO_CPU_MEMORY
     gpuid: str = ""
+    version: str = ""
 
     @property
     def holding(self) -> Holding:

@@ -199,7 +199,7 @@ class ClaimDecider:
         if rejection is not None:
             return rejection
         judges = self._state.forecast.judges
-        foresight = Foresight(judges, snapshot.free_resources, NO_CPU_MEMORY) if judges else None
+        foresight = Foresight(judges, snapshot.free_resources, self._state.claims.needs(claim)) if judges else None
         node = snapshot.node
         assert node is not None
         result: Placement | Rejection | None = None
