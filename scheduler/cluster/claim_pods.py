@@ -1,8 +1,8 @@
 """Stores the pods that use ResourceClaims and are not bound yet.
 
-kube-scheduler does not retry a pod that it has rejected when its own sums change without an event (docs/design/dra.md, "Observations",
-stranded pods), so `scheduler.claims.waker` looks for pods whose claims fit by the ledger. The cluster cache uses
-`ClaimPods` with its lock held.
+kube-scheduler does not retry a pod that it has rejected when its own sums change without an event
+(docs/design/dra.md, "Observations", stranded pods), so `scheduler.claims.waker` looks for pods whose claims fit by the
+ledger. The cluster cache uses `ClaimPods` with its lock held.
 """
 
 from collections.abc import Iterator, Mapping
