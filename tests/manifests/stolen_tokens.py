@@ -110,8 +110,8 @@ CONSEQUENCES: dict[Key, str] = {
     _key(_AGENT, "devices", "create", "patch", "delete"): f"lie about its cards, {_OWN_NODE}",
     _key(_AGENT, "configmaps", namespace=_SYSTEM, named=True): "read how nodes share cards under MPS",
     _key(_SCHEDULER, "resourceclaims", "patch"): (
-        "read all ResourceClaims; write the annotation `mgpu.io/repair`, after which the agent delivers no cards to the "
-        "claim (`policy.yaml` prevents other changes)"
+        "read all ResourceClaims; write the annotation `mgpu.io/repair`, after which the agent delivers no cards to "
+        "the claim (`policy.yaml` prevents other changes)"
     ),
     _key(_SCHEDULER, "resourceclaims/status", "update"): "nothing without the next right",
     _key(_SCHEDULER, "resourceclaims/binding", "update"): (

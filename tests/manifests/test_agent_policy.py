@@ -4,13 +4,8 @@
 """
 
 import copy
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
-import yaml
-from cel_expr_python import cel
-from cel_expr_python.ext import ext_optional, ext_strings
 
 from deviceplugin.inventory.node_objects import PUBLISHED_ANNOTATION
 from deviceplugin.inventory.reporter import (
@@ -34,52 +29,21 @@ from playground.apiserver.patches import merge
 from playground.installation import MANIFESTS
 from tests import builders as b
 from tests.agent_writes import OWN, REFUSED, REFUSED_EVENTS, Write, event
+from tests.manifests import policy_evaluation
+from tests.manifests.policy_evaluation import Raw, evaluated, policies
 
-Raw = dict[str, Any]
 AGENT_USER = "system:serviceaccount:mgpu-system:mgpu-deviceplugin"
-ENVIRONMENT = cel.NewEnv(
-    variables=dict.fromkeys(("object", "oldObject", "request", "variables"), cel.Type.DYN),
-    extensions=[ext_optional.ExtOptional(), ext_strings.ExtStrings()],
-)
 POLICIES = {
-    policy["metadata"]["name"].removeprefix("mgpu-deviceplugin-"): policy["spec"]
-    for policy in yaml.safe_load_all((MANIFESTS / "base/agent-policy.yaml").read_text())
-    if policy["kind"] == "ValidatingAdmissionPolicy"
+    name.removeprefix("mgpu-deviceplugin-"): spec
+    for name, spec in policies(MANIFESTS / "base/agent-policy.yaml").items()
 }
-COMPILED: dict[str, Any] = {}
-
-
-def evaluated(expression: str, data: Mapping[str, Any]) -> Any:
-    if expression not in COMPILED:
-        COMPILED[expression] = ENVIRONMENT.compile(expression)
-    result = COMPILED[expression].eval(data=data)
-    assert result.type() != cel.Type.ERROR, f"{expression}: {result}"
-    return plain(result)
-
-
-def plain(value: Any) -> Any:
-    if hasattr(value, "value"):
-        value = value.value()
-    if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list) else value
 
 
 def denials(
     kind: str, new: Raw | None, old: Raw | None, *, node: str | None = OWN, user: str = AGENT_USER
 ) -> tuple[str, ...]:
     """The messages with which the policy for `kind` refuses the change, as the API server would evaluate it."""
-    spec = POLICIES[kind]
-    operation = "CREATE" if old is None else "DELETE" if new is None else "UPDATE"
-    extra = {"authentication.kubernetes.io/node-name": [node]} if node else {}
-    request = {"operation": operation, "userInfo": {"username": user, "extra": extra}}
-    data: Raw = {"object": new, "oldObject": old, "request": request, "variables": {}}
-    if not all(evaluated(condition["expression"], data) for condition in spec["matchConditions"]):
-        return ()
-    for variable in spec["variables"]:
-        data["variables"][variable["name"]] = evaluated(variable["expression"], data)
-    rules = spec["validations"]
-    return tuple(rule["message"] for rule in rules if not evaluated(rule["expression"], data))
+    return policy_evaluation.denials(POLICIES[kind], new, old, node=node, user=user)
 
 
 def existing(target: str, name: str) -> Raw:

@@ -16,6 +16,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 
 from mgpu.kube import Api
 from mgpu.kube.secrets import SecretStore
+from mgpu.model.resource_claims import CLASSES
 from mgpu.serving.certificates import (
     CA,
     CA_KEY,
@@ -38,12 +39,16 @@ CONFIGURATIONS = {
         "mutatingwebhookconfigurations/0-mgpu-webhook",
         "validatingwebhookconfigurations/mgpu-webhook",
     ),
-    "scheduler": ("mutatingwebhookconfigurations/mgpu-scheduler",),
+    "scheduler": (
+        "mutatingwebhookconfigurations/mgpu-scheduler",
+        "mutatingwebhookconfigurations/mgpu-claims",
+    ),
 }
 
 
 def deploy(run: Run, folder: Path) -> "subprocess.CompletedProcess[str]":
-    own = kustomization(folder, MANIFESTS / "base", patches=[WITHOUT_POLICIES, WITHOUT_RECORD_KEY])
+    claims = [MANIFESTS / "components/dra"]
+    own = kustomization(folder, MANIFESTS / "base", claims, patches=[WITHOUT_POLICIES, WITHOUT_RECORD_KEY])
     done = run(MANIFESTS / "deploy.sh", own, env={"WAIT": "0", "API_SERVERS": "192.0.2.1"})
     assert done.returncode == 0, done.stderr
     return done
@@ -138,12 +143,12 @@ def test_first_deployment_gives_each_process_an_authority_of_its_own_that_the_ap
         assert trusts(api, process, renew(api, process))
 
 
-def test_second_deployment_keeps_the_authority_and_removes_only_rights_of_an_earlier_version(
+def test_second_deployment_keeps_the_authority_and_removes_only_parts_of_an_earlier_version(
     run: Run, api: Api, installed: Installation
 ) -> None:
-    """An API server keeps roles that an overlay no longer has."""
+    """An API server keeps objects that an overlay no longer has."""
     before = renew(api, "webhook")
-    former = rights_of_an_earlier_version(api)
+    former = parts_of_an_earlier_version(api)
     assert "new CA" not in deploy(run, installed.folder).stdout
     assert secret(api, "webhook") == before
     assert bundles(api, "webhook") == {before[CA]}
@@ -155,9 +160,10 @@ def test_second_deployment_keeps_the_authority_and_removes_only_rights_of_an_ear
     assert left.isdisjoint(former)
     assert f"{RBAC}/clusterroles/others" in left
     assert f"{RBAC}/clusterroles/mgpu-scheduler" in left
+    assert f"{ADMISSION}/mutatingwebhookconfigurations/mgpu-claims" in left
 
 
-def rights_of_an_earlier_version(api: Api) -> set[str]:
+def parts_of_an_earlier_version(api: Api) -> set[str]:
     """Create them and an unrelated role. Return the paths of those that a deployment must delete."""
     ours = {"labels": {"app.kubernetes.io/part-of": "mgpu"}}
     rule = {
@@ -172,6 +178,8 @@ def rights_of_an_earlier_version(api: Api) -> set[str]:
         f"{RBAC}/clusterrolebindings/mgpu-webhook": {"roleRef": ref},
         f"{RBAC}/namespaces/mgpu-system/roles/mgpu-webhook": {"rules": [secrets]},
         f"{RBAC}/namespaces/mgpu-system/rolebindings/mgpu-webhook": {"roleRef": {**ref, "kind": "Role"}},
+        f"{ADMISSION}/mutatingwebhookconfigurations/mgpu-former": {"webhooks": []},
+        f"{CLASSES}/mgpu-former": {"spec": {}},
     }
     for path, body in former.items():
         collection, _, name = path.rpartition("/")
