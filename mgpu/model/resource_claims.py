@@ -52,6 +52,16 @@ def claim_path(namespace: str, name: str) -> str:
     return f"/apis/{API}/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
 
 
+def is_newer(version: str, other: str) -> bool:
+    """Return whether a resourceVersion is later than another one of the same object.
+
+    Resource versions are decimal integers (KEP-5504). A version of another form counts as newer.
+    """
+    if not (version.isdecimal() and other.isdecimal()):
+        return True
+    return int(version) > int(other)
+
+
 def device_name(index: int) -> str:
     """Return the name of the DRA device for the card with this index."""
     return f"{_DEVICE_PREFIX}{index}"
@@ -243,6 +253,12 @@ def read_claim(raw: Mapping[str, Any], policies: Collection[str] = ()) -> Claim:
         prepared=frozenset(_prepared(status)),
         repair=annotations.get(REPAIR, ""),
     )
+
+
+def has_results(raw: Mapping[str, Any] | None) -> bool:
+    """Return whether a claim, in decoded JSON, has an allocation with results of mgpu's driver."""
+    rows = _rows(table_at(raw, "status", "allocation", "devices"), "results")
+    return any(row.get("driver") == DRIVER for row in rows)
 
 
 def gpu_request(claim: Claim) -> GpuRequest:

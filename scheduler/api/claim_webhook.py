@@ -11,6 +11,7 @@ A denial is a 403: kube-scheduler tries a write again at once after a 409, and i
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mgpu.model import budget
@@ -69,6 +70,12 @@ class ClaimAdmission:
             return deny(review, error.problems)
         if not any(not result.admin for result in claim.results):
             return allow(review)
+        present = table_at(review.old, "metadata").get("resourceVersion")
+        if isinstance(present, str) and present != claim.version:
+            if claim.version:
+                # The API server refuses this write, or calls again with the present object if its cache was late.
+                return allow(review)
+            claim = replace(claim, version=present)
         self._may_decide()
         try:
             decision = self._decider.decide(claim, reserve=not review.dry_run, gone=self._caller())

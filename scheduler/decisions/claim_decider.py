@@ -7,6 +7,7 @@ its choice of cards counts only where mgpu cannot judge a selector.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
@@ -80,9 +81,6 @@ class ClaimDecider:
             EffortExceeded: The search ended because other calls need the time. The claim may fit.
             RetryLater: No decision is possible now.
         """
-        known = self._state.claims.get(claim.uid)
-        if known is not None and known.results and not is_newer(claim.version, known.version):
-            return None
         pools = sorted({result.pool for result in claim.results})
         if len(pools) > 1:
             return _final(RejectionKind.MALFORMED, f"its devices are of several nodes: {', '.join(pools)}")
@@ -96,31 +94,42 @@ class ClaimDecider:
             metrics.REJECTIONS.labels("decision", decision.kind).inc()
         return decision
 
-    def _decide(self, claim: Claim, request: GpuRequest, *, reserve: bool, gone: CallerGone) -> Reservation | Rejection:
+    def _decide(
+        self, claim: Claim, request: GpuRequest, *, reserve: bool, gone: CallerGone
+    ) -> Reservation | Rejection | None:
         node = claim.node
         for _ in range(_ATTEMPTS):
             snapshot = self._state.node_snapshot(node, claim.uid)
+            if self._state.claims.is_outdated(claim.uid, claim.version):
+                return None
             problem = self._problem(claim, snapshot)
             if problem is not None:
                 return problem
             reserved = self._state.reservation(claim.uid)
             if reserved and reserved.node == node and reserved.request == request and self._holds(reserved, snapshot):
-                if not reserve or self._state.reservations.renew(reserved):
+                if not reserve or self._renew(reserved, claim, snapshot):
                     return reserved
                 continue
-            if reserved and reserved.node != node and reserve and self._is_written(reserved):
+            if reserved and reserve and self._is_written(reserved):
                 return _final(RejectionKind.BOUND_ALREADY, f"the claim is allocated on {reserved.node} already")
             placement = self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
             if isinstance(placement, Rejection):
                 return placement
             subject = (claim.uid, claim.namespace, claim.name, node)
-            decision = Reservation(*subject, request, placement, {}, NO_CPU_MEMORY)
+            decision = Reservation(*subject, request, placement, {}, NO_CPU_MEMORY, version=claim.version)
             if not reserve:
                 return decision
-            if self._state.reservations.reserve(decision, snapshot.version):
+            if self._state.claims.reserve(decision, snapshot.version):
                 metrics.DECISIONS.labels(dialects.card_policy(request, self._settings), DRA).inc()
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
+
+    def _renew(self, reserved: Reservation, claim: Claim, snapshot: NodeSnapshot) -> bool:
+        """Reserve the same cards for another attempt to write the allocation. Return whether they are reserved."""
+        if reserved.version == claim.version:
+            return self._state.reservations.renew(reserved)
+        # Allocations of the claim before this version do not count any more (`ClaimHoldings`).
+        return self._state.claims.reserve(replace(reserved, version=claim.version), snapshot.version)
 
     def _problem(self, claim: Claim, snapshot: NodeSnapshot) -> Rejection | None:
         """Return why the claim gets no cards on this node now, regardless of free capacity, or None."""
@@ -232,7 +241,7 @@ class ClaimDecider:
         return still_fits(reserved.request, shares_of(reserved.request, reserved.placement), snapshot.cards)
 
     def _is_written(self, reserved: Reservation) -> bool:
-        """Return whether the allocation of a reservation on another node has been written.
+        """Return whether the allocation of a reservation, with other cards than are needed now, has been written.
 
         The watch may not have delivered it yet. If the claim is gone, the reservation is cancelled.
         """
@@ -248,16 +257,6 @@ class ClaimDecider:
             self._state.reservations.cancel(reserved)
             return False
         return bool(table_at(raw, "status", "allocation"))
-
-
-def is_newer(version: str, other: str) -> bool:
-    """Return whether a resourceVersion is later than another one of the same object.
-
-    Resource versions are decimal integers (KEP-5504). A version of another form counts as newer.
-    """
-    if not (version.isdecimal() and other.isdecimal()):
-        return True
-    return int(version) > int(other)
 
 
 def qualified_attributes(card: Card) -> Mapping[str, Attribute]:

@@ -22,7 +22,7 @@ from mgpu.model.ledger import Holding, shares_of
 from mgpu.model.pods import GATED, Node, read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import Subject
-from mgpu.model.resource_claims import DRA, claim_path
+from mgpu.model.resource_claims import DRA, claim_path, has_results
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
@@ -367,7 +367,7 @@ class Decider:
             log.warning("reservation kept, because it cannot be checked: %s", error, extra={"pod": decision.uid})
             self._state.reservations.keep(decision)
             return
-        is_written = table_at(raw, "status", "allocation") if is_claim else table_at(raw, "spec").get("nodeName")
+        is_written = has_results(raw) if is_claim else bool(table_at(raw, "spec").get("nodeName"))
         if raw is not None and raw["metadata"]["uid"] == decision.uid and is_written:
             self._state.reservations.keep(decision)  # The watch will deliver the bound pod or the allocated claim.
         else:
