@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -30,13 +30,24 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.ledger import shares_of
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import API, REPAIR, Claim, claim_holding, claim_path, gpu_request, read_claim
+from mgpu.model.resource_claims import (
+    API,
+    REPAIR,
+    Claim,
+    card_index,
+    claim_holding,
+    claim_path,
+    gpu_request,
+    is_newer,
+    read_claim,
+)
 from mgpu.settings import CARD_POLICIES
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.claim_holdings import read_observed_claim
 from scheduler.cluster.events import Warn
 from scheduler.decisions.claim_allocation import changes, with_changes
-from scheduler.decisions.claim_decider import ClaimDecider, is_newer
+from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.engine.card_constraints import still_fits
 
 log = logging.getLogger(__name__)
@@ -47,6 +58,19 @@ _REPEAT_SECONDS = 60.0
 """The interval at which the Event about a claim that fits on no card is repeated."""
 _OBSERVE_SECONDS = 30.0
 """The longest time for which a moved claim holds both its former and its new cards, while the watch is late."""
+
+
+class _Move(NamedTuple):
+    """A claim whose new allocation was written, and for which the watch may still be late.
+
+    Attributes:
+        version: The resourceVersion that the write gave.
+        since: The time of the write.
+    """
+
+    version: str
+    since: float
+    node: str
 
 
 class ClaimRepair:
@@ -75,7 +99,7 @@ class ClaimRepair:
         self._clock = clock
         self._suspects: frozenset[str] = frozenset()
         self._warned: dict[str, float] = {}
-        self._moved: dict[str, tuple[str, float]] = {}  # By UID, the version that the last write gave, and its time.
+        self._moved: dict[str, _Move] = {}  # By UID.
         self._wakeup = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
@@ -94,23 +118,34 @@ class ClaimRepair:
 
     def work(self) -> None:
         """Examine all claims once."""
+        self._end_observed_moves()
         try:
             self._may_decide()
         except RetryLater:
             return
-        self._end_observed_moves()
-        for claim in self._state.claims.interrupted():
+        interrupted = self._state.claims.interrupted()
+        for claim in interrupted:
             if claim.uid not in self._moved:
                 self._try(claim, self._finish)
         suspects = [claim for claim in self._state.claims.unprepared() if not claim.repair and not self._fits(claim)]
         for claim in suspects:
             # In the first round, a claim that does not fit may only be observed earlier than the end of another pod.
-            if claim.uid in self._suspects and claim.uid not in self._moved and not self._fits(claim):
+            if claim.uid in self._suspects and not self._is_moving_on(claim.node) and not self._fits(claim):
                 self._try(claim, self._repair)
         self._suspects = frozenset(claim.uid for claim in suspects)
-        self._warned = {uid: at for uid, at in self._warned.items() if uid in self._suspects}
+        present = self._suspects.union(claim.uid for claim in interrupted)
+        self._warned = {uid: at for uid, at in self._warned.items() if uid in present}
+
+    def _is_moving_on(self, node: str) -> bool:
+        """Return whether a move on this node has not been observed yet.
+
+        The moved claim still holds its former cards, too, for which another claim seems not to fit.
+        """
+        return any(move.node == node for move in self._moved.values())
 
     def _fits(self, claim: Claim) -> bool:
+        if any(card_index(result.device) is None and not result.admin for result in claim.results):
+            return False
         holding = claim_holding(claim)
         if holding is None:
             return True
@@ -130,16 +165,21 @@ class ClaimRepair:
 
     def _repair(self, claim: Claim) -> None:
         """Move a claim to cards on which it fits."""
-        if len(claim.consumers) > 1:
-            self._warn_once(claim, "it does not fit on its cards, and several pods use it; delete these pods")
-            return
         path = claim_path(claim.namespace, claim.name)
         raw = self._api.get(path)
-        now = read_claim(raw, CARD_POLICIES)
+        now = read_observed_claim(raw, CARD_POLICIES)
         if now.uid != claim.uid or now.results != claim.results or now.is_prepared or now.repair:
+            return
+        if len(now.consumers) > 1:
+            self._warn_once(claim, "it does not fit on its cards, and several pods use it; delete these pods")
+            return
+        if any(result.pool != now.node for result in now.results):
+            self._warn_once(claim, "its devices are of several nodes; delete the pod that uses the claim")
             return
         request = gpu_request(now)
         snapshot = self._state.node_snapshot(now.node, now.uid)
+        if snapshot.node is None:
+            return  # The node is gone, or not known yet.
         placement = self._decider.place(now, request, snapshot)
         if isinstance(placement, Rejection):
             self._warn_once(claim, f"it does not fit on its cards or on any others of {now.node}: {placement}")
@@ -153,7 +193,7 @@ class ClaimRepair:
             former = {"allocation": moved, "reservedFor": raw["status"].get("reservedFor", [])}
             locked = self._annotate(path, now.version, orjson.dumps(former).decode())
             removed = self._write_status(path, locked, {})
-            self._allocate(path, removed, former, now.uid)
+            self._allocate(path, removed, former, now)
         finally:
             if now.uid not in self._moved:
                 # The next round continues from what the API server has.
@@ -165,7 +205,7 @@ class ClaimRepair:
         """Continue a repair that another replica, or an earlier attempt, has begun."""
         path = claim_path(claim.namespace, claim.name)
         raw = self._api.get(path)
-        now = read_claim(raw, CARD_POLICIES)
+        now = read_observed_claim(raw, CARD_POLICIES)
         if now.uid != claim.uid or not now.repair:
             return
         if now.allocated:
@@ -175,11 +215,17 @@ class ClaimRepair:
         if former is None:
             self._warn_once(claim, f"its annotation {REPAIR} cannot be read; delete the pod that uses the claim")
             return
-        self._allocate(path, raw, former, now.uid)
+        try:
+            self._allocate(path, raw, former, now)
+        except ApiError as error:
+            if error.status not in (403, 422):
+                raise
+            self._warn_once(claim, f"its cards cannot be replaced, it waits: {error}")
 
-    def _allocate(self, path: str, raw: Mapping[str, Any], status: Mapping[str, Any], uid: str) -> None:
+    def _allocate(self, path: str, raw: Mapping[str, Any], status: Mapping[str, Any], claim: Claim) -> None:
         written = self._write_status(path, raw, status)
-        self._moved[uid] = (_version(written), self._clock())
+        node = read_observed_claim(written, CARD_POLICIES).node
+        self._moved[claim.uid] = _Move(_version(written), self._clock(), node)
         self._annotate(path, _version(written), None)
 
     def _annotate(self, path: str, version: str, text: str | None) -> dict[str, Any]:
@@ -193,10 +239,10 @@ class ClaimRepair:
 
     def _end_observed_moves(self) -> None:
         """End the moves of the claims whose new allocation the watch has delivered."""
-        for uid, (version, since) in sorted(self._moved.items()):
+        for uid, move in sorted(self._moved.items()):
             claim = self._state.claims.get(uid)
-            is_observed = claim is None or not is_newer(version, claim.version)
-            if is_observed or self._clock() - since > _OBSERVE_SECONDS:
+            is_observed = claim is None or not is_newer(move.version, claim.version)
+            if is_observed or self._clock() - move.since > _OBSERVE_SECONDS:
                 del self._moved[uid]
                 self._state.claims.end_move(uid)
 

@@ -27,6 +27,7 @@ from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import WaitingPod
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.effort_budgets import EffortExceeded
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ class ClaimWaker:
         self._without_slice = {node: until for node, until in self._without_slice.items() if until > now}
         version = self._state.version
         due = [pod for pod in waiting if self._is_due(pod, version)]
+        # Those that were examined longest ago come first, so that the first pods do not keep the others from it.
+        due.sort(key=lambda pod: self._attempts[pod.uid].due)
         if not due:
             return
         try:
@@ -115,15 +118,17 @@ class ClaimWaker:
         for pod in due[:_MOST_PODS]:
             node = self._fitting_node(pod)
             if node is not None:
-                self._announce(node)
-                self._note_wake(due)
+                if self._announce(node):
+                    self._note_wake(due)
                 return
             attempts = self._attempts[pod.uid]
             self._attempts[pod.uid] = replace(attempts, due=now + PAUSE_SECONDS, rejected_at=version)
 
     def _is_due(self, pod: WaitingPod, version: int) -> bool:
         attempts = self._attempts[pod.uid]
-        return attempts.due <= self._clock() and attempts.rejected_at != version
+        overdue = self._clock() - attempts.due
+        # Claims, classes and slices do not change the version, so a pod is examined again after some time anyway.
+        return overdue >= 0 and (attempts.rejected_at != version or overdue >= MAX_PAUSE)
 
     def _note_wake(self, pods: Sequence[WaitingPod]) -> None:
         """Note that an annotation made kube-scheduler retry all of these pods."""
@@ -150,15 +155,20 @@ class ClaimWaker:
             return False
         for names in _alternatives(claim):
             request = requests_before_allocation(claim, names)
-            if request.containers and isinstance(self._decider.place(claim, request, snapshot), Placement):
-                return True
+            try:
+                if request.containers and isinstance(self._decider.place(claim, request, snapshot), Placement):
+                    return True
+            except EffortExceeded:
+                continue  # The pod is examined again. It must not keep the others from being examined.
         return False
 
-    def _announce(self, node: str) -> None:
+    def _announce(self, node: str) -> bool:
+        """Make kube-scheduler retry the pods with claims. Return whether that was written."""
         change = {"metadata": {"annotations": {WAKE: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
         try:
             self._api.patch(f"{SLICES}/{quote(slice_name(node), safe='')}", change)
             metrics.CLAIM_WAKES.inc()
+            return True
         except ApiError as error:
             if error.status == 404:
                 # The agent has not published the node's cards (yet).
@@ -167,6 +177,7 @@ class ClaimWaker:
                 log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
         except Unreachable as error:
             log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
+        return False
 
 
 def _alternatives(claim: Claim) -> Sequence[frozenset[str]]:
