@@ -112,10 +112,14 @@ def _selected(spec: Raw, node: Raw) -> bool:
         return False
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is None:
-        return True
+    return required is None or selector_matches(required, node)
+
+
+def selector_matches(selector: Raw, node: Raw) -> bool:
+    """Return whether a NodeSelector, such as that of an allocated ResourceClaim, matches a node."""
+    labels = node["metadata"].get("labels") or {}
     fields = {"metadata.name": node["metadata"]["name"]}
-    return any(_term(term, labels, fields) for term in required.get("nodeSelectorTerms") or ())
+    return any(_term(term, labels, fields) for term in selector.get("nodeSelectorTerms") or ())
 
 
 def _term(term: Raw, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:

@@ -28,7 +28,7 @@ _KEYS = {
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "imagePullSecrets": "name", "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey", "schedulingGates": "name", "resourceClaims": "name", "podIPs": "ip",
     "conditions": "type", "addresses": "type", "ownerReferences": "uid", "webhooks": "name", "matchConditions": "name",
-    "secrets": "name", "resourceClaimStatuses": "name",
+    "secrets": "name", "resourceClaimStatuses": "name", "reservedFor": "uid",
 }  # fmt: skip
 # The lists of plain values that a strategic merge patch adds to. It replaces all other lists of plain values.
 _PRIMITIVES = frozenset(("finalizers", "podCIDRs"))

@@ -7,13 +7,31 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from mgpu.model.compute_resources import add_requests, requests_of
 
 Raw = Mapping[str, Any]
+
+
+class Event(Enum):
+    """A change of the cluster that may make a refused pod schedulable."""
+
+    NODE = auto()
+    """A node was added, or anything of it that filters consider has changed except for its annotations."""
+    ANNOTATION = auto()
+    """The annotations of a node have changed."""
+    POD = auto()
+    """A pod that was bound is gone or has ended."""
+    CLAIM = auto()
+    SLICE = auto()
+    CLASS = auto()
+
+
+ALL_EVENTS = frozenset(Event)
 
 
 @dataclass(slots=True)
@@ -24,13 +42,15 @@ class Waiting:
         pod: The pod as it was last observed.
         number: The pod's number in the order of arrival.
         tries: The number of failed attempts, from which the back-off is computed.
-        moves: The number of changes of the cluster that the queue had noted when the pod's last attempt began.
+        events: The events since the pod's last attempt began that may help the pod.
+        wanted: The events for which the pod waits if it was refused.
     """
 
     pod: Raw
     number: int
     tries: int = 0
-    moves: int = field(default=0)
+    events: set[Event] = field(default_factory=set)
+    wanted: frozenset[Event] = ALL_EVENTS
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -41,16 +61,16 @@ class Waiting:
 class Queue:
     """The unbound pods, ordered by priority and arrival.
 
-    A refused pod waits for its back-off. Unless an error was the reason, it also waits for a change of the cluster
-    or of the pod itself. The back-off doubles from `first` to `longest` seconds. The defaults are those of
-    kube-scheduler. `_ready` guards all attributes.
+    A refused pod waits for its back-off. Unless an error was the reason, it also waits for a change of the pod itself
+    or for an event that concerns the reason, for `patience` seconds at most. The back-off doubles from `first` to
+    `longest` seconds. The defaults are those of kube-scheduler. `_ready` guards all attributes.
     """
 
-    def __init__(self, first: float = 1.0, longest: float = 10.0) -> None:
+    def __init__(self, first: float = 1.0, longest: float = 10.0, patience: float = 300.0) -> None:
         self._first = first
         self._longest = longest
+        self._patience = patience
         self._numbers = itertools.count()
-        self._moves = 0
         self._pods: dict[str, Waiting] = {}
         self._active: list[tuple[tuple[int, int], str]] = []
         self._backoff: list[tuple[float, int, str]] = []
@@ -89,6 +109,7 @@ class Queue:
         with self._ready:
             while not self._closed:
                 now = time.monotonic()
+                self._lose_patience(now)
                 while self._backoff and self._backoff[0][0] <= now:
                     uid = heapq.heappop(self._backoff)[2]
                     if uid in self._pods:
@@ -97,17 +118,20 @@ class Queue:
                     uid = heapq.heappop(self._active)[1]
                     if uid in self._pods and uid not in self._flying:
                         self._flying.add(uid)
-                        self._pods[uid].moves = self._moves
+                        self._pods[uid].events.clear()
                         return self._pods[uid].pod
-                self._ready.wait(self._backoff[0][0] - now if self._backoff else None)
+                until = [self._backoff[0][0]] if self._backoff else []
+                until += [refused + self._patience for refused in self._refused.values()]
+                self._ready.wait(min(until) - now if until else None)
         return None
 
-    def refused(self, uid: str, *, error: bool = False) -> None:
+    def refused(self, uid: str, *, error: bool = False, wanted: frozenset[Event] = ALL_EVENTS) -> None:
         """Put back a pod that could not be scheduled.
 
         Args:
             error: Whether the reason is an error, such as a failed request, and not that the pod fits no node. After an
                 error the pod is tried again even if the cluster does not change.
+            wanted: The events after which the pod may fit.
         """
         with self._ready:
             known = self._pods.get(uid)
@@ -116,25 +140,39 @@ class Queue:
                 return
             known.tries += 1
             until = time.monotonic() + min(self._first * 2 ** (known.tries - 1), self._longest)
+            known.wanted = wanted
             # If the cluster changed during the attempt, the pod may fit now.
-            if error or known.moves != self._moves:
+            if error or known.events & wanted:
                 self._retry(uid, until)
             else:
                 self._refused[uid] = until
 
-    def changed(self) -> None:
-        """Note a change of the cluster. Refused pods are then tried again after their back-off."""
+    def changed(self, event: Event = Event.NODE, helps: Callable[[Raw], bool] = lambda _: True) -> None:
+        """Note a change of the cluster. Refused pods that wait for it are then tried again after their back-off.
+
+        Args:
+            helps: Returns whether the change may help a pod.
+        """
         with self._ready:
-            self._moves += 1
-            for uid, until in self._refused.items():
-                self._retry(uid, until)
-            self._refused.clear()
+            for uid in self._flying & self._pods.keys():
+                if helps(self._pods[uid].pod):
+                    self._pods[uid].events.add(event)
+            for uid, until in list(self._refused.items()):
+                if event in self._pods[uid].wanted and helps(self._pods[uid].pod):
+                    del self._refused[uid]
+                    self._retry(uid, until)
 
     def close(self) -> None:
         """Make every call of `pop` return None."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
+
+    def _lose_patience(self, now: float) -> None:
+        """Try the pods again that have waited for an event for too long."""
+        for uid, until in [row for row in self._refused.items() if row[1] + self._patience <= now]:
+            del self._refused[uid]
+            self._retry(uid, until)
 
     def _retry(self, uid: str, until: float) -> None:
         heapq.heappush(self._backoff, (until, self._pods[uid].number, uid))
@@ -160,13 +198,16 @@ class Cache:
         self._used: dict[str, dict[str, int]] = {}
         self._seen: set[str] = set()
 
-    def set_node(self, node: Raw) -> bool:
-        """Store a node. Return whether anything that scheduling considers has changed."""
+    def set_node(self, node: Raw) -> Event | None:
+        """Store a node. Return the event if anything that scheduling considers has changed."""
         with self._lock:
             name = node["metadata"]["name"]
             before = self._nodes.get(name)
             self._nodes[name] = node
-            return before is None or _node_essence(before) != _node_essence(node)
+        if before is None or _node_essence(before) != _node_essence(node):
+            return Event.NODE
+        annotations = (row["metadata"].get("annotations") for row in (before, node))
+        return Event.ANNOTATION if next(annotations) != next(annotations) else None
 
     def remove_node(self, name: str) -> None:
         """Remove a node. The reservations of its pods stay until the pods are gone."""
@@ -219,4 +260,4 @@ class Cache:
 
 def _node_essence(node: Raw) -> tuple[Any, ...]:
     meta = node["metadata"]
-    return node.get("spec"), meta.get("labels"), meta.get("annotations"), (node.get("status") or {}).get("allocatable")
+    return node.get("spec"), meta.get("labels"), (node.get("status") or {}).get("allocatable")

@@ -1,8 +1,8 @@
-"""Implements two controllers of kube-controller-manager: the garbage collector, and the pod garbage collector.
+"""Implements the garbage collector, and the pod garbage collector.
 
 The garbage collector handles the propagation policies Background, Foreground and Orphan. It deletes only objects of
 `_KINDS`, and assumes that an owner of another kind exists. The pod garbage collector deletes the pods of deleted nodes.
-`playground.cluster` starts both controllers, also for a real API server.
+`controllers` starts both.
 """
 
 import logging
@@ -21,12 +21,17 @@ from mgpu.model.device_object import DEVICE_API
 log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
+_RESOURCE = "resource.k8s.io/v1"
 _KINDS = {
     ("v1", "Node"): ("/api/v1", "nodes"),
     ("v1", "Pod"): ("/api/v1", "pods"),
     (DEVICE_API, "Device"): (f"/apis/{DEVICE_API}", "devices"),
     (mtgpu.API_VERSION, mtgpu.KIND): (f"/apis/{mtgpu.API_VERSION}", "mtgpupods"),
+    (_RESOURCE, "ResourceClaim"): (f"/apis/{_RESOURCE}", "resourceclaims"),
+    (_RESOURCE, "ResourceSlice"): (f"/apis/{_RESOURCE}", "resourceslices"),
 }
+_OPTIONAL = ("resourceclaims", "resourceslices")  # Kubernetes before 1.34 does not serve them
+_CLUSTER_SCOPED = ("nodes", "devices", "resourceslices")
 _FOREGROUND = "foregroundDeletion"
 _ORPHAN = "orphan"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -66,7 +71,7 @@ class _Object:
         return {"preconditions": {"uid": self.meta["uid"]}}
 
 
-class ControllerManager:
+class GarbageCollection:
     """Runs both controllers in a thread. It may be started once, after the API server serves all kinds.
 
     Args:
@@ -84,7 +89,9 @@ class ControllerManager:
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._watches = [
-            Reflector(api, f"{root}/{plural}", partial(self._seen, root, plural), self._gone)
+            Reflector(
+                api, f"{root}/{plural}", partial(self._seen, root, plural), self._gone, optional=plural in _OPTIONAL
+            )
             for root, plural in _KINDS.values()
         ]
         self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
@@ -196,7 +203,7 @@ class ControllerManager:
         if kind is None:
             return True
         root, plural = kind
-        where = "" if plural in ("nodes", "devices") else f"/namespaces/{owned.meta['namespace']}"
+        where = "" if plural in _CLUSTER_SCOPED else f"/namespaces/{owned.meta['namespace']}"
         return self._uid(f"{root}{where}/{plural}/{ref['name']}") == str(ref["uid"])
 
     def _uid(self, path: str) -> str:
