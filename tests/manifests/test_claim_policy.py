@@ -116,13 +116,14 @@ def test_scheduler_wakes_pods_by_an_annotation_of_a_slice_and_changes_nothing_el
     policy = "mgpu-scheduler-resourceslices"
     own = slice_of()
     assert denials(policy, changed(own, {"metadata": {"annotations": {WAKE: "later"}}}), own) == ()
-    for patch in (
+    patches: list[Raw] = [
         {"metadata": {"annotations": {"a": "b"}}},
         {"metadata": {"annotations": {WAKE: "x" * 65}}},
         {"metadata": {"labels": {"a": "b"}}},
         {"spec": {"devices": []}},
         {"spec": {"pool": {"generation": 9}}},
-    ):
+    ]
+    for patch in patches:
         assert denials(policy, changed(own, patch), own), patch
     others = changed(own, {"spec": {"driver": OTHER_DRIVER}})
     assert denials(policy, changed(others, {"metadata": {"annotations": {WAKE: "later"}}}), others)

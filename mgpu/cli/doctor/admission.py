@@ -11,6 +11,7 @@ from datetime import timedelta
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
+from mgpu.cli.doctor.claims import CONFIGURATION
 from mgpu.cli.doctor.components import SINGLE_SCHEDULER
 from mgpu.cli.doctor.installation import Finding, Installation, Level, Raw, webhooks_of
 from mgpu.serving.callers import REFUSES
@@ -168,6 +169,7 @@ def _check_bundles(installation: Installation) -> Iterator[Finding]:
         (own.webhook.service, own.webhook.configuration),
         (own.webhook.service, f"{_FIRST_PREFIX}{own.webhook.configuration}"),
         (own.scheduler.service, own.scheduler.configuration),
+        (own.scheduler.service, CONFIGURATION),
     ):
         secret = installation.secrets.get(service)
         chain = _chain(secret.files.get(CHAIN, b"")) if secret else ()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from mgpu.cli import cluster_objects
 from mgpu.cli.doctor import commands, kueue
 from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
+from mgpu.cli.doctor.claims import ENVIRONMENT, read_claim_support
 from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
 from mgpu.cli.doctor.records import CONFIG_MAP, verify_records
 from mgpu.dialects import mtgpu
@@ -77,6 +78,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
     devices = listing(f"/apis/{DEVICE_API}/devices")
     pods: list[Raw] = read_if_allowed("pods", lambda: list(cluster_objects.pods(api)), [])
     keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
+    overrides = _environment(api, namespace, workloads["mgpu-scheduler"], {ENVIRONMENT}, read_if_allowed)
     keys: Raw = read_if_allowed(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
     return Installation(
         namespace,
@@ -105,6 +107,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         _sealing(keys, pods, settings),
         read_kueue(api, read_if_allowed),
         commands.ask(api, namespace),
+        read_claim_support(api, settings, dict(overrides), read_if_allowed),
     )
 
 

@@ -17,6 +17,7 @@ from mgpu.cli.doctor.admission import check_admission, check_bindings
 from mgpu.cli.doctor.agents import check_nodes
 from mgpu.cli.doctor.callers import check_callers
 from mgpu.cli.doctor.cards import check_capacity
+from mgpu.cli.doctor.claims import check_claims
 from mgpu.cli.doctor.collection import read_installation
 from mgpu.cli.doctor.commands import check_commands
 from mgpu.cli.doctor.components import check_custom_resources, check_installed, check_single_scheduler, check_versions
@@ -96,6 +97,7 @@ def diagnose(installation: Installation) -> list[Finding]:
         failed = {finding.check for finding in found if finding.level is Level.FAILED}
         found += [
             *check_bindings(installation, failed),
+            *check_claims(installation),
             *check_commands(installation),
             *check_capacity(installation),
             *check_nodes(installation),

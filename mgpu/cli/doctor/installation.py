@@ -92,6 +92,27 @@ class Sealing:
     unproven: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimSupport:
+    """What the cluster has of Dynamic Resource Allocation.
+
+    Attributes:
+        enabled: whether mgpu serves ResourceClaims (`dra.enabled`). If not, nothing else was read.
+        served: whether the API server serves the API group.
+        version: the version of the API server, such as (1, 36); None if it is not known.
+        slice_dry_run: the answer to the dry run of a ResourceSlice as an agent publishes it.
+        slice_stored: what the API server would have stored; {} if it refused.
+    """
+
+    enabled: bool = False
+    served: bool = False
+    version: tuple[int, int] | None = None
+    slice_dry_run: DryRun = DryRun()
+    slice_stored: Raw = field(default_factory=dict)
+    slices: Sequence[Raw] = ()
+    classes: Sequence[Raw] = ()
+
+
 class Secret(NamedTuple):
     """A Secret with a serving certificate.
 
@@ -129,6 +150,7 @@ class Installation:
             keys are invalid.
         kueue: Kueue's configuration as YAML; "" if it was not found, and None if the cluster has no Kueue.
         commands: the scheduler's answer to the commands; None if it was not asked.
+        claims: what the cluster has of Dynamic Resource Allocation; None if it was not read.
     """
 
     namespace: str
@@ -151,6 +173,7 @@ class Installation:
     sealing: Sealing | BadObject | None = None
     kueue: str | None = None
     commands: CommandsAnswer | None = None
+    claims: ClaimSupport | None = None
 
     @property
     def kubectl(self) -> str:

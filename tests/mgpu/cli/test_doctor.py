@@ -51,6 +51,7 @@ CHECKS = [
     "records",
     "scheduler",
     "bindings",
+    "claims",
     "commands",
     "cards",
     "agents",
