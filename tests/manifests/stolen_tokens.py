@@ -129,8 +129,8 @@ CONSEQUENCES: dict[Key, str] = {
         "ResourceSlice and of mgpu's driver"
     ),
     _key(_AGENT, "resourceclaims"): "read all ResourceClaims whose names the thief knows",
-    _key(_AGENT, "resourceclaims/status", "update", "patch"): "nothing without the next right",
-    _key(_AGENT, "resourceclaims/driver", "associated-node:update", "associated-node:patch", named=True): (
+    _key(_AGENT, "resourceclaims/status", "update"): "nothing without the next right",
+    _key(_AGENT, "resourceclaims/driver", "associated-node:update", named=True): (
         "say of claims of its node that their cards were delivered, or were not (the API server and `policy.yaml` deny "
         "it for claims of other nodes, and `policy.yaml` denies changes of allocations)"
     ),

@@ -56,7 +56,9 @@ def reported(raw: Raw, *devices: Raw) -> Raw:
 def delivered(driver: str = DRIVER, pool: str = OWN, **more: Any) -> Raw:
     """Return an entry of `status.devices`."""
     condition = {"type": PREPARED, "status": "True", "reason": "Delivered", "message": ""}
-    return {"driver": driver, "pool": pool, "device": "card-0", "shareID": "s", "conditions": [condition], **more}
+    data = {"uuid": "GPU-0", "index": 0, "corePercent": 30, "memoryBytes": 1 << 33}
+    place = {"driver": driver, "pool": pool, "device": "card-0", "shareID": "s"}
+    return {**place, "conditions": [condition], "data": data, **more}
 
 
 def slice_of(node: str = OWN) -> Raw:
@@ -148,7 +150,9 @@ def test_agent_reports_what_it_has_delivered() -> None:
     [
         (reported(claim(result()), delivered(pool="other")), "no devices of other"),
         (reported(claim(result()), delivered(OTHER_DRIVER)), "no devices of other"),
-        (reported(claim(result()), delivered(data={"a": "b"})), "nothing about a device but"),
+        (reported(claim(result()), delivered(networkData={"ips": ["10.6.6.6/8"]})), "nothing about a device but"),
+        (reported(claim(result()), delivered(data={"a": "b"})), "nothing as data"),
+        (reported(claim(result()), delivered(data={"uuid": "x" * 129})), "nothing as data"),
         (claim(result(device="card-1")), "no allocation"),
         (claim(), "no allocation"),
         (changed(claim(result()), {"status": {"reservedFor": []}}), "who may use it"),
