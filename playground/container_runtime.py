@@ -318,8 +318,13 @@ class Runtime:
                 if self._gpus:
                     self._gpus.end(container.pid, container.env, container.cgroup)
 
+    def make_sandbox(self, uid: str) -> None:
+        """Give the pod a sandbox, if it has none."""
+        with self._lock:
+            self._sandboxes.add(uid)
+
     def has_sandbox(self, uid: str) -> bool:
-        """Return whether the pod has a sandbox. A pod gets one when its first container starts."""
+        """Return whether the pod has a sandbox. A pod gets one when its first container starts, if not before."""
         with self._lock:
             return uid in self._sandboxes
 

@@ -16,6 +16,7 @@ from mgpu.model.quantities import whole_number
 from playground.container_runtime import RunOptions
 from playground.kubelet import device_checkpoint
 from playground.kubelet.device_checkpoint import Entry
+from playground.kubelet.pod_claims import backed_resources
 from proto import deviceplugin_pb2 as api
 
 Raw = Mapping[str, Any]
@@ -151,7 +152,7 @@ class DeviceManager:
             if self._reusable_of != uid:
                 self._reusable_of = uid
                 self._reusable = {}
-        self._allocate(uid, container, running=running)
+        self._allocate(pod, container, running=running)
         # Later containers of the pod can reuse the ids of init containers, but not those of sidecars.
         inits = {c["name"]: c.get("restartPolicy") for c in pod["spec"].get("initContainers") or ()}
         lends = inits.get(container["name"], "Always") != "Always"
@@ -177,7 +178,7 @@ class DeviceManager:
                 self._pre_start(uid, name, resource)
                 missing = missing or (uid, name, resource) not in self._held
         if missing:
-            self._allocate(uid, container)
+            self._allocate(pod, container)
         with self._lock:
             entries = [e for (pod_uid, c, _), e in self._held.items() if (pod_uid, c) == (uid, name)]
         return self._merged(entries)
@@ -220,9 +221,16 @@ class DeviceManager:
             self._rng.shuffle(names)
         return names
 
-    def _allocate(self, uid: str, container: Raw, *, running: bool = False) -> None:
-        name, limits = container["name"], (container.get("resources") or {}).get("limits") or {}
-        known = [resource for resource in self._resources(container) if self._knows(resource)]
+    def _allocate(self, pod: Raw, container: Raw, *, running: bool = False) -> None:
+        """Allocate the ids that the container should hold, except those of resources that a claim serves.
+
+        PreStartContainer has no such exception: as in the kubelet, a plugin that wants this call for a resource makes
+        the start of a container fail whose resource of this name is served by a claim.
+        """
+        uid, name = pod["metadata"]["uid"], container["name"]
+        limits = (container.get("resources") or {}).get("limits") or {}
+        claimed = backed_resources(pod, name)
+        known = [r for r in self._resources(container) if r not in claimed and self._knows(r)]
         if known:
             self._release_ended(uid)
         allocated = False

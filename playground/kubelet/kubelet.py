@@ -19,7 +19,9 @@ from playground import fit
 from playground.container_runtime import Container, Runtime
 from playground.kubelet.device_checkpoint import FILE
 from playground.kubelet.device_manager import AdmissionError, DeviceManager
+from playground.kubelet.dra import Dra
 from playground.kubelet.node import HOST, KubeletConfig, LogServer, NodeReporter
+from playground.kubelet.pod_claims import without_backed_resources
 from playground.kubelet.pod_worker import STRATEGIC_PATCH, Machine, PodWorker
 from playground.kubelet.services import PodResources, Registry, TokenBucket
 from playground.kubelet.status import Json, rejected
@@ -32,15 +34,16 @@ def unfit(pod: Raw, node: Raw, others: Iterable[Raw], held: Mapping[str, int]) -
 
     Taints and the field `unschedulable` of the node are ignored, and so is an extended resource that the node does not
     have at all. If the device manager has allocated more of a resource than is allocatable, the allocated amount is the
-    limit (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable).
+    limit (kubelet lifecycle/predicate.go, devicemanager sanitizeNodeAllocatable). What a claim serves is not counted.
 
     Args:
         others: The other active pods of the node.
         held: The amounts that the device manager has allocated to all pods, by resource.
     """
     there = allocatable(node)
+    pod = without_backed_resources(pod)
     own = {name: amount for name, amount in requests_of(pod).items() if "/" not in name or name in there}
-    used: Requests = reduce(add_requests, map(requests_of, others), Requests())
+    used: Requests = reduce(add_requests, map(requests_of, map(without_backed_resources, others)), Requests())
     tolerant = {**pod, "spec": {**pod["spec"], "tolerations": [{"operator": "Exists"}]}}
     for reason in fit.fits(tolerant, node, used, counted=lambda _: False):
         return "NodeAffinity", f"Predicate NodeAffinity failed: {reason}"
@@ -82,6 +85,7 @@ class Kubelet:
         self._pods: dict[str, Json] = {}
         self._queue: list[str] = []
         self._workers: dict[str, PodWorker] = {}
+        self._leaving: dict[str, PodWorker] = {}
         self._stopped = False
         self.devices = DeviceManager(
             config.plugins / FILE,
@@ -92,19 +96,24 @@ class Kubelet:
         )
         self._logs = LogServer(self.runtime, config.root)
         self.node = NodeReporter(self._api, config, self.devices, self._logs.port)
+        self.dra = Dra(
+            config.root, config.node, self._api, config.dra, active=self._claimants, changed=self._devices_changed
+        )
         self._machine = Machine(
-            config.node, HOST, self._api, self.runtime, self.devices, self._events, config.retry_seconds
+            config.node, HOST, self._api, self.runtime, self.devices, self._events, config.retry_seconds, self.dra
         )
         self._registry = Registry(config.plugins, self.devices, config.max_message)
         limit = TokenBucket(config.queries_per_second, config.query_burst)
         socket = config.pod_resources / "kubelet.sock"
-        self._pod_resources = PodResources(socket, self.devices, self._listed, limit)
+        claimed = self.dra.claims.dynamic_resources
+        self._pod_resources = PodResources(socket, self.devices, self._listed, limit, claimed)
         query = {"fieldSelector": f"spec.nodeName={config.node}"}
         self._watch = Reflector(self._api, "/api/v1/pods", self._seen, self._vanished, query)
         self._logs.start()
         self.node.start()
         self._pod_resources.start()
         self._registry.start()
+        self.dra.start()
         self._watch.start()
         self._loop = threading.Thread(target=self._run, name=f"kubelet {config.node}", daemon=True)
         self._loop.start()
@@ -124,9 +133,10 @@ class Kubelet:
         self._loop.join(5)  # It adds workers before it starts them.
         self._loop = None
         with self._wake:
-            workers = list(self._workers.values())
+            workers = [*self._workers.values(), *self._leaving.values()]
         for worker in workers:
             worker.stop()
+        self.dra.stop()  # This ends the calls of drivers, for which a worker would wait.
         for worker in workers:
             worker.join(5)
 
@@ -182,6 +192,10 @@ class Kubelet:
         with self._wake:
             self._pods.pop(uid, None)
             worker = self._workers.pop(uid, None)
+            # A worker may take long, if it cannot unprepare the claims of its pod.
+            self._leaving = {left: other for left, other in self._leaving.items() if not other.ended}
+            if worker:
+                self._leaving[uid] = worker
         if worker:
             worker.remove()
 
@@ -277,6 +291,14 @@ class Kubelet:
         """
         with self._wake:
             return [*self._active(), *self._queue]
+
+    def _claimants(self) -> list[str] | None:
+        """Return the UIDs of the pods whose claims must be kept, or None as long as the pods are not known."""
+        if not self._watch.synced:
+            return None
+        with self._wake:
+            ended = {uid for uid, worker in self._workers.items() if worker.ended}
+            return [uid for uid in (*self._pods, *self._leaving) if uid not in ended]
 
     def _listed(self) -> list[Json]:
         """Return the pods that PodResources lists: all that have not ended, even if they still wait for admission."""

@@ -19,6 +19,7 @@ from mgpu.kube.reflector import Reflector
 from playground.apiserver import self_signed
 from playground.container_runtime import Runtime
 from playground.kubelet.device_manager import DeviceManager
+from playground.kubelet.dra import DraConfig
 from playground.kubelet.status import Json, now
 
 Order = Literal["arrival", "created", "random"]
@@ -31,6 +32,7 @@ class KubeletConfig:
     Attributes:
         node: The name of the node.
         root: The kubelet's folder. Its sockets are `device-plugins/kubelet.sock` and `pod-resources/kubelet.sock`.
+            DRA drivers register in its folder `plugins_registry`.
         labels: The labels with which the Node is created, in addition to those that every Node gets.
         annotations: The annotations with which the Node is created.
         capacity: The capacity of the node without the resources of device plugins.
@@ -46,6 +48,7 @@ class KubeletConfig:
         max_message: The most bytes of a message from a device plugin.
         queries_per_second: How many calls of PodResources are allowed per second on average.
         query_burst: How many calls of PodResources are allowed at once.
+        dra: The configuration of Dynamic Resource Allocation.
     """
 
     node: str
@@ -63,6 +66,7 @@ class KubeletConfig:
     max_message: int = 4 << 20
     queries_per_second: float = 100.0
     query_burst: int = 10
+    dra: DraConfig = field(default_factory=DraConfig)
 
     @property
     def plugins(self) -> Path:

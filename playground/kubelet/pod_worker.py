@@ -9,13 +9,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
-from playground.container_runtime import Container, CreateError, Runtime
+from playground.container_runtime import Container, CreateError, RunOptions, Runtime
+from playground.kubelet.device_health import claim_rows
 from playground.kubelet.device_manager import AdmissionError, DeviceManager, PluginError
+from playground.kubelet.dra import Dra
+from playground.kubelet.pod_claims import ClaimError, has_claims
 from playground.kubelet.status import ContainerView, Json, pod_status, sidecar
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class Machine:
         devices: The device manager.
         events: The recorder of the pods' events.
         retry_seconds: The time after which a worker repeats a failed start of a container or a failed request.
+        dra: The parts for Dynamic Resource Allocation. Without them, the claims of pods are ignored.
     """
 
     node: str
@@ -47,14 +51,15 @@ class Machine:
     devices: DeviceManager
     events: Recorder
     retry_seconds: float
+    dra: Dra | None = None
 
 
 class PodWorker:
     """Runs one pod.
 
     Attributes:
-        ended: Whether no container of the pod runs and none will be started. It is true from the start for a pod that
-            the kubelet rejected.
+        ended: Whether no container of the pod runs and none will be started, and its claims are unprepared. It is true
+            from the start for a pod that the kubelet rejected.
     """
 
     def __init__(self, machine: Machine, pod: Json, *, ended: bool = False) -> None:
@@ -68,6 +73,9 @@ class PodWorker:
         self._stop = threading.Event()
         self._waiting: dict[str, tuple[str, str]] = {}
         self._retry_at: dict[str, float] = {}
+        self._claims_retry_at: float | None = None
+        self._unprepared_version: Json | None = None
+        self._ending = False
         self._reported: Json = {}
         self._thread = threading.Thread(target=self._run, name=f"pod {pod['metadata']['name']}", daemon=True)
 
@@ -121,22 +129,70 @@ class PodWorker:
         phase = (pod.get("status") or {}).get("phase")
         if self._gone or pod["metadata"].get("deletionTimestamp") or phase in ("Succeeded", "Failed"):
             self._terminate(pod)
-            return None
+            return self._claims_pause()
         if self.ended:
             if self._reported:
                 self._report(pod)  # again, if the API server did not answer
             return None
         if not self._reported:
             self._report(pod)
-        self._complete(pod)
-        if self._initialize(pod):
-            for container in pod["spec"]["containers"]:
-                self._ensure(pod, container)
-        if self._status(pod)["phase"] in ("Succeeded", "Failed"):
+        if not self._ending:
+            self._complete(pod)
+            if self._prepare(pod) and self._initialize(pod):
+                for container in pod["spec"]["containers"]:
+                    self._ensure(pod, container)
+        if self._ending or self._status(pod)["phase"] in ("Succeeded", "Failed"):
             # Who sees the phase may count on the device ids, as with the real kubelet, so this comes before the report.
             self._finish(pod)
         self._report(pod)
-        return self._next(pod)
+        return self._claims_pause() if self._ending else self._next(pod)
+
+    def _prepare(self, pod: Json) -> bool:
+        """Prepare the pod's claims before its first container starts. Return whether its containers may start.
+
+        As in the kubelet (kuberuntime_manager.go, SyncPod), the claims belong to the sandbox: while it exists, they are
+        not prepared again. After a failure the kubelet waits until it synchronizes all pods, unless the pod changes.
+        """
+        dra, uid = self._machine.dra, pod["metadata"]["uid"]
+        if dra is None or not has_claims(pod) or self._machine.runtime.has_sandbox(uid):
+            return True
+        version = {"spec": pod["spec"], **{key: pod["metadata"].get(key) for key in ("labels", "annotations")}}
+        if self._claims_pause() and version == self._unprepared_version:
+            return False
+        try:
+            dra.claims.prepare(pod)
+        except ClaimError as error:
+            self._unprepared_version = version
+            self._claims_retry_at = time.monotonic() + dra.retry_seconds()
+            if not self._stop.is_set():
+                message = f"Failed to prepare dynamic resources: {error}"
+                self._machine.events.warn(_reference(pod), "FailedPrepareDynamicResources", message)
+            return False
+        self._claims_retry_at = None
+        if self._gone or self._stop.is_set():
+            return False
+        self._machine.runtime.make_sandbox(uid)
+        return True
+
+    def _unprepare(self, pod: Json) -> bool:
+        """Unprepare the pod's claims after its last container has ended. Return whether that is done."""
+        dra = self._machine.dra
+        if dra is None or not has_claims(pod):
+            return True
+        if self._claims_pause():
+            return False
+        try:
+            dra.claims.unprepare(pod)
+        except ClaimError as error:
+            log.info("pod %s: %s", pod["metadata"]["name"], error)
+            self._claims_retry_at = time.monotonic() + self._machine.retry_seconds
+            return False
+        self._claims_retry_at = None
+        return True
+
+    def _claims_pause(self) -> float | None:
+        """Return the seconds until the claims are due, 0 if they are due now, and None if nothing is to do for them."""
+        return None if self._claims_retry_at is None else max(0.0, self._claims_retry_at - time.monotonic())
 
     def _initialize(self, pod: Json) -> bool:
         """Run the init containers one after the other. Each of them ends at once, except for sidecars.
@@ -166,8 +222,8 @@ class PodWorker:
         if time.monotonic() < self._retry_at.get(name, 0.0):
             return False
         try:
-            options = self._machine.devices.run_options(pod, container)
-        except (PluginError, AdmissionError) as error:
+            options = self._options(pod, container)
+        except (ClaimError, PluginError, AdmissionError) as error:
             return self._failed(pod, name, "CreateContainerConfigError", str(error))
         if self._gone or self._stop.is_set():
             return False
@@ -179,6 +235,16 @@ class PodWorker:
         self._retry_at.pop(name, None)
         self._machine.events.record(_reference(pod), "Started", f"Started container {name}")
         return True
+
+    def _options(self, pod: Json, container: Json) -> RunOptions:
+        """Return what the claims and the device plugins of a container add to it.
+
+        Raises ClaimError, and the errors of `DeviceManager.run_options`.
+        """
+        dra = self._machine.dra
+        claimed = dra.claims.cdi_devices(pod, container) if dra is not None and has_claims(pod) else ()
+        options = self._machine.devices.run_options(pod, container)
+        return replace(options, cdi=(*claimed, *options.cdi)) if claimed else options
 
     def _failed(self, pod: Json, name: str, reason: str, message: str) -> bool:
         """Record a failed start of a container for the status, the events and the next try. Return False."""
@@ -210,10 +276,15 @@ class PodWorker:
         """Return the seconds until the next retry or the next end of a container, or None if there is none."""
         now = time.monotonic()
         waits = [at - now for at in self._retry_at.values()] + [left for _, left in self._remaining(pod)]
+        if self._claims_retry_at is not None:
+            waits.append(self._claims_retry_at - now)
         return max(0.0, min(waits)) if waits else None
 
     def _terminate(self, pod: Json) -> None:
-        """Kill the containers and report the new status. If the pod is being deleted, remove its object."""
+        """Kill the containers and report the new status. If the pod is being deleted, remove its object.
+
+        An object whose claims cannot be unprepared stays, and so does its phase.
+        """
         meta = pod["metadata"]
         containers = self._machine.runtime.containers(meta["uid"])
         for container in containers:
@@ -223,28 +294,39 @@ class PodWorker:
         if (containers or self._reported) and not self._gone:
             self._report(pod)
         self._finish(pod)
+        if not self.ended:
+            return
+        if has_claims(pod) and self._reported and not self._gone:
+            self._report(pod)
         if meta.get("deletionTimestamp") and not self._gone:
             body = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
             self._ignoring_absence(lambda: self._machine.api.delete(_path(pod), body))
             self._deleted = True
 
     def _finish(self, pod: Json) -> None:
-        """End the containers that still run, such as sidecars. After that, other pods may get the pod's device ids."""
+        """End the containers that still run, such as sidecars, and then unprepare the pod's claims.
+
+        Other pods may get the pod's device ids when this is done. If the claims cannot be unprepared, `ended` stays
+        false, and `sync` must be called again.
+        """
+        if not self._ending:
+            self._claims_retry_at = None  # It was the time for another attempt to prepare the claims.
+        self._ending = True
         for container in self._machine.runtime.containers(pod["metadata"]["uid"]):
             if container.running:
                 self._machine.runtime.end(container)
         self._machine.runtime.remove_sandbox(pod["metadata"]["uid"])
-        self.ended = True
+        self.ended = self.ended or self._unprepare(pod)
 
-    def _status(self, pod: Json) -> Json:
+    def _status(self, pod: Json, *, released: bool = True) -> Json:
         spec = pod["spec"]
         inits = [self._view(pod, c, init=True) for c in spec.get("initContainers") or ()]
         apps = [self._view(pod, c) for c in spec["containers"]]
-        return pod_status(pod, inits, apps, self._machine.host_ip, self._reported)
+        return pod_status(pod, inits, apps, self._machine.host_ip, self._reported, released=released)
 
     def _report(self, pod: Json) -> None:
         """Patch the pod's status if it has changed."""
-        status = self._status(pod)
+        status = self._status(pod, released=self.ended or not has_claims(pod))
         if status != self._reported:
             # The uid is a precondition, because a new pod of the same name must not get this status.
             patch = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
@@ -258,7 +340,15 @@ class PodWorker:
         ids_of = {} if init else devices.ids(uid, name)  # the kubelet reports health for app containers only
         held = {r: {i: devices.health(r, i) for i in ids} for r, ids in ids_of.items()}
         attempts = tuple(c for c in self._machine.runtime.containers(uid) if c.name == name)
-        return ContainerView(name, container.get("image", ""), attempts, self._waiting.get(name), held, init)
+        claims = () if init else self._claim_rows(pod, container)
+        return ContainerView(name, container.get("image", ""), attempts, self._waiting.get(name), held, init, claims)
+
+    def _claim_rows(self, pod: Json, container: Json) -> list[Json]:
+        """Return what the status says of the devices that a container has by its claims."""
+        dra, namespace = self._machine.dra, pod["metadata"]["namespace"]
+        if dra is None or not has_claims(pod):
+            return []
+        return claim_rows(pod, container, lambda name: dra.claims.state(namespace, name), dra.health)
 
     def _ignoring_absence(self, call: Callable[[], Any]) -> None:
         """Make a request, and ignore its failure if the pod is gone or was recreated.

@@ -184,10 +184,14 @@ class Registry(services.RegistrationServicer):
             self._devices.disconnected(current.resource)
 
 
-def _plugin_error(error: Any) -> PluginError:
-    """Return an error with the message that gRPC for Go prints."""
+def rpc_message(error: Any) -> str:
+    """Return the message that gRPC for Go prints for a failed call."""
     code = error.code().name.title().replace("_", "")
-    return PluginError(f"rpc error: code = {code} desc = {error.details()}")
+    return f"rpc error: code = {code} desc = {error.details()}"
+
+
+def _plugin_error(error: Any) -> PluginError:
+    return PluginError(rpc_message(error))
 
 
 Raw = Mapping[str, Any]
@@ -216,6 +220,9 @@ class TokenBucket:
             return True
 
 
+Claimed = Callable[[Raw, Raw], list[listing.DynamicResource]]
+
+
 class PodResources(listing_services.PodResourcesListerServicer):
     """Serves the kubelet's PodResources API. Calls beyond the limit fail with RESOURCE_EXHAUSTED.
 
@@ -224,15 +231,22 @@ class PodResources(listing_services.PodResourcesListerServicer):
         devices: The device manager, which knows the device ids of each container.
         pods: Returns the pods to list.
         limit: The limit for calls of all methods together.
+        claimed: Returns the devices that a container of a pod has by ResourceClaims.
     """
 
     def __init__(
-        self, socket: Path, devices: DeviceManager, pods: Callable[[], Iterable[Raw]], limit: TokenBucket
+        self,
+        socket: Path,
+        devices: DeviceManager,
+        pods: Callable[[], Iterable[Raw]],
+        limit: TokenBucket,
+        claimed: Claimed = lambda _pod, _container: [],
     ) -> None:
         self._socket = socket
         self._devices = devices
         self._pods = pods
         self._limit = limit
+        self._claimed = claimed
         self._server: Any = None
 
     def start(self) -> None:
@@ -249,14 +263,14 @@ class PodResources(listing_services.PodResourcesListerServicer):
     def List(self, request: Any, context: Any) -> listing.ListPodResourcesResponse:  # noqa: N802, ARG002
         self._admit(context)
         held = self._held()
-        return listing.ListPodResourcesResponse(pod_resources=[_pod(pod, held) for pod in self._pods()])
+        return listing.ListPodResourcesResponse(pod_resources=[_pod(pod, held, self._claimed) for pod in self._pods()])
 
     def Get(self, request: Any, context: Any) -> listing.GetPodResourcesResponse:  # noqa: N802
         self._admit(context)
         wanted = (request.pod_namespace, request.pod_name)
         for pod in self._pods():
             if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == wanted:
-                return listing.GetPodResourcesResponse(pod_resources=_pod(pod, self._held()))
+                return listing.GetPodResourcesResponse(pod_resources=_pod(pod, self._held(), self._claimed))
         context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
         raise AssertionError("abort does not return")
 
@@ -283,7 +297,9 @@ def _one_by_one(resource: str, ids: Iterable[str]) -> list[listing.ContainerDevi
     return [listing.ContainerDevices(resource_name=resource, device_ids=[device]) for device in ids]
 
 
-def _pod(pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]]) -> listing.PodResources:
+def _pod(
+    pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]], claimed: Claimed
+) -> listing.PodResources:
     """Return a pod with its app containers and sidecars. As in the kubelet, other init containers are not listed."""
     meta, spec = pod["metadata"], pod["spec"]
     sidecars = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
@@ -291,7 +307,11 @@ def _pod(pod: Raw, held: Mapping[tuple[str, str], list[listing.ContainerDevices]
         name=meta["name"],
         namespace=meta["namespace"],
         containers=[
-            listing.ContainerResources(name=c["name"], devices=held.get((meta["uid"], c["name"]), ()))
+            listing.ContainerResources(
+                name=c["name"],
+                devices=held.get((meta["uid"], c["name"]), ()),
+                dynamic_resources=claimed(pod, c),
+            )
             for c in [*sidecars, *spec["containers"]]
         ],
     )

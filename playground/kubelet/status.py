@@ -27,6 +27,7 @@ class ContainerView:
         resources: For each resource of a device plugin, the health of each device id that the container has. It is
             empty for init containers and sidecars, for which the kubelet does not report health.
         init: Whether it is an init container or a sidecar.
+        claims: The entries of `allocatedResourcesStatus` for the ResourceClaims of the container.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ContainerView:
     waiting: tuple[str, str] | None = None
     resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     init: bool = False
+    claims: Sequence[Raw] = ()
 
     @property
     def latest(self) -> Container | None:
@@ -82,7 +84,13 @@ def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
 
 
 def pod_status(
-    pod: Raw, inits: Sequence[ContainerView], apps: Sequence[ContainerView], host_ip: str, reported: Raw
+    pod: Raw,
+    inits: Sequence[ContainerView],
+    apps: Sequence[ContainerView],
+    host_ip: str,
+    reported: Raw,
+    *,
+    released: bool = True,
 ) -> Json:
     """Return the status to report.
 
@@ -93,8 +101,12 @@ def pod_status(
         host_ip: The IP address of the node.
         reported: The status that was reported last, or {} before the first report. A condition that does not change
             keeps its time.
+        released: Whether the pod's claims have been unprepared or still can be in use. Until they are, the pod does
+            not get the phase Succeeded or Failed.
     """
     phase = phase_of(pod, apps)
+    if not released and phase in ("Succeeded", "Failed") and (pod.get("status") or {}).get("phase") != phase:
+        phase = "Running"
     kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
     initialized = all(view.running if kinds[view.name] else view.done for view in inits)
     ready = phase == "Running" and all(view.running for view in apps)
@@ -176,11 +188,11 @@ def _container(view: ContainerView, *, ended: bool) -> Json:
     }
     if latest:
         row["containerID"] = f"playground://{latest.id}"
-    if view.resources:
+    if view.resources or view.claims:
         row["allocatedResourcesStatus"] = [
             {"name": name, "resources": [{"resourceID": i, "health": health} for i, health in sorted(ids.items())]}
             for name, ids in sorted(view.resources.items())
-        ]
+        ] + [dict(claim) for claim in view.claims]
     return row
 
 
