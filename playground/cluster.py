@@ -6,6 +6,7 @@ and a real API server are its children. All files are in one temporary folder, w
 `Cluster`.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -90,6 +91,7 @@ class Cluster:
         kubelet: Further fields for the KubeletConfig of every node.
         controllers: Whether the playground's controllers and scheduling loop run. If they do not, the caller runs real
             ones.
+        components: The components of the manifests that are installed beside the base, such as `dra`.
 
     Attributes:
         api: The administrator's connection.
@@ -111,6 +113,7 @@ class Cluster:
         assets: str | None = None,
         kubelet: Mapping[str, Any] | None = None,
         controllers: bool = True,
+        components: Collection[str] = (),
     ) -> None:
         self.nodes = tuple(make_nodes(2, 4) if nodes is None else nodes)
         self.assets = os.environ.get(ASSETS, "") if assets is None else assets
@@ -118,6 +121,7 @@ class Cluster:
         self._with_extender = extender
         self._kubelet_options = dict(kubelet or {})
         self._with_controllers = controllers
+        self._components = components
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
@@ -236,7 +240,7 @@ class Cluster:
         self.logs = self.folder / "logs"
         self.logs.mkdir()
         stack.enter_context(_logging_to(self.logs / "playground.log"))
-        users = _users()
+        users = _users() | self._agent_users()
         tokens = {secrets.token_hex(16): user for user in users.values()}
         self.url, ca = self._api_server(stack, tokens)
         for (name, _), token in zip(users.items(), tokens, strict=True):
@@ -247,7 +251,8 @@ class Cluster:
         self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")} | self._ports
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
-        install(self.api, services, {name: (path / CA).read_bytes() for name, path in self.certificates.items()})
+        bundles = {name: (path / CA).read_bytes() for name, path in self.certificates.items()}
+        install(self.api, services, bundles, self._components)
         if self._with_controllers:
             self._start_controllers(stack)
         for node in self.nodes:
@@ -259,6 +264,15 @@ class Cluster:
         stack.callback(self._scheduling_api.close)
         self.start_scheduling()
         stack.callback(lambda: self.scheduling.stop())
+
+    def _agent_users(self) -> dict[str, User]:
+        """Return a user for each agent, whose token is bound to its node.
+
+        A token file of a real API server cannot bind tokens. Its agents connect as `deviceplugin`.
+        """
+        agent = _users()["deviceplugin"]
+        nodes = [node.name for node in self.nodes if node.cards and not self.assets]
+        return {f"deviceplugin-{name}": dataclasses.replace(agent, node=name) for name in nodes}
 
     def _api_server(self, stack: ExitStack, tokens: Mapping[str, User]) -> tuple[str, Path]:
         folder = self.folder / "api"
@@ -312,7 +326,7 @@ class Cluster:
         keys = record_keys(self.folder / "records")
         self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
         for name, command in self.commands(self._ports).items():
-            environ = _environment(self.folder) | keys | own.get(name, {})
+            environ = _environment(self.folder) | keys | own.get(name, {}) | self._component_settings()
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
         self._create_agent_pods()
@@ -323,6 +337,10 @@ class Cluster:
         for node in self.nodes:
             if node.cards:
                 self.wait_offers(node.name)
+
+    def _component_settings(self) -> dict[str, str]:
+        """Return the environment variables that the components give to mgpu's processes."""
+        return {"MGPU_DRA__ENABLED": "true"} if "dra" in self._components else {}
 
     def _create_agent_pods(self) -> None:
         """Create the Pods of the agents, whose addresses the commands and the web page need."""
@@ -351,7 +369,8 @@ class Cluster:
         }
         whole = {}
         for name, command in commands.items():
-            shared = ["--kubeconfig", str(self.kubeconfig_of(name.partition("-")[0]))]
+            own = self.kubeconfig_of(name)
+            shared = ["--kubeconfig", str(own if own.exists() else self.kubeconfig_of(name.partition("-")[0]))]
             shared += ["--config", str(self._config.resolve())] if self._config else []
             whole[name] = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
         return whole

@@ -6,11 +6,12 @@ this module. If a manifest of a new kind must be installed, add the kind to `_CO
 
 import base64
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import jsonpatch
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -32,6 +33,7 @@ _COLLECTIONS = {
     "Role": f"{_RBAC}/namespaces/{{namespace}}/roles",
     "RoleBinding": f"{_RBAC}/namespaces/{{namespace}}/rolebindings",
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
     "ValidatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
@@ -53,18 +55,21 @@ def authorities(folder: Path) -> dict[str, Path]:
     return made
 
 
-def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> None:
+def install(
+    api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes], components: Collection[str] = ()
+) -> None:
     """Create the objects of `manifests` and wait until the CRDs are served.
 
     Args:
         ports: The port on 127.0.0.1 at which the webhooks of each Service are served.
         bundles: The CA certificate of each Service, for the webhook configurations.
+        components: The names of the components that are installed beside the base.
 
     Raises:
         ApiError: The API server refuses a request.
         StartError: The folder of the manifests is missing, or a CRD is not served within 60 seconds.
     """
-    found = list(manifests())
+    found = list(manifests(components=components))
     if not found:
         raise StartError(f"no manifests in {MANIFESTS}: run the playground from a checkout of the project")
     for manifest in found:
@@ -77,15 +82,41 @@ def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes]) ->
             until(f"{path} is served", lambda path=path: _served(api, path), _SERVED_SECONDS)  # type: ignore[misc]
 
 
-def manifests(folder: Path = MANIFESTS) -> Iterator[Json]:
+def manifests(folder: Path = MANIFESTS, components: Collection[str] = ()) -> Iterator[Json]:
     """Yield the manifests whose kinds are in `_COLLECTIONS`, such as CRDs and roles, in a fixed order.
 
     Manifests of other kinds are skipped. Some of them, such as Deployments, need a cluster that runs containers.
+
+    Args:
+        components: The names of components whose manifests and JSON patches are added to the base.
     """
-    for path in sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")]):
+    parts = [folder / "components" / name for name in components]
+    patches = [patch for part in parts for patch in _patches(part)]
+    paths = sorted([*folder.glob("crds/*.yaml"), *folder.glob("base/*.yaml")])
+    for path in [*paths, *(part / name for part in parts for name in _kustomization(part)["resources"])]:
         for document in yaml.load_all(path.read_text(), yaml.CSafeLoader):
             if document and document.get("kind") in _COLLECTIONS:
-                yield document
+                yield _patched(document, patches)
+
+
+def _kustomization(component: Path) -> Json:
+    found: Json = yaml.load((component / "kustomization.yaml").read_text(), yaml.CSafeLoader)
+    return found
+
+
+def _patches(component: Path) -> Iterator[tuple[Json, list[Json]]]:
+    """Yield the target and the operations of each JSON patch of a component."""
+    for row in _kustomization(component).get("patches", ()):
+        if "target" in row:
+            text = row["patch"] if "patch" in row else (component / row["path"]).read_text()
+            yield row["target"], yaml.load(text, yaml.CSafeLoader)
+
+
+def _patched(manifest: Json, patches: Iterable[tuple[Json, list[Json]]]) -> Json:
+    for target, operations in patches:
+        if (target["kind"], target["name"]) == (manifest["kind"], manifest["metadata"]["name"]):
+            manifest = jsonpatch.apply_patch(manifest, operations)
+    return manifest
 
 
 def located(manifest: Json, ports: Mapping[str, int], bundles: Mapping[str, bytes]) -> Json:
