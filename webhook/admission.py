@@ -1,4 +1,7 @@
-"""Builds the Flask app of the webhook: `/mutate`, `/mark-claims`, `/rebuild`, `/validate`, `/healthz` and `/readyz`.
+"""Builds the Flask app of the webhook.
+
+`/mutate`, `/mark-claims`, `/restore`, `/convert`, `/rebuild` and `/validate` review objects, and `/healthz` and
+`/readyz` are probes.
 
 `webhook.main` serves the app to the API server. The app must check the size of an object before anything else reads the
 object. The paths, the status codes and the structure of denials must not change: the webhook configurations in
@@ -21,6 +24,7 @@ from mgpu.settings import Settings
 from webhook.claim_pods import mark
 from webhook.mtgpupod_rebuild import FindMtgpuPod, is_rebuilt, rebuild
 from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
+from webhook.pod_conversion import convert, converted_problems, restore
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import unknown_constraints, validate_create, validate_update
 
@@ -51,6 +55,17 @@ def make_app(
         pod = _new_pod(review)
         return allow(review, mark(pod) if pod is not None else ())
 
+    def review_restoration(review: Review) -> Reply:
+        pod = _new_pod(review)
+        return allow(review, restore(pod).patch if pod is not None else ())
+
+    def review_conversion(review: Review) -> Reply:
+        pod = _new_pod(review)
+        if pod is None:
+            return allow(review)
+        conversion = convert(pod, settings)
+        return allow(review, conversion.patch, conversion.warnings)
+
     def review_rebuild(review: Review) -> Reply:
         pod = _new_pod(review)
         if pod is None or not is_rebuilt(pod, review.user, settings):
@@ -69,6 +84,8 @@ def make_app(
     app = new_app()
     serve_reviews(app, "/mutate", review_mutation, kinds=("Pod",), observe=observe)
     serve_reviews(app, "/mark-claims", review_claims, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/restore", review_restoration, kinds=("Pod",), observe=observe)
+    serve_reviews(app, "/convert", review_conversion, kinds=("Pod",), observe=observe)
     serve_reviews(app, "/rebuild", review_rebuild, kinds=("Pod",), observe=observe)
     serve_reviews(app, "/validate", review_validation, kinds=("Pod", mtgpu.KIND), observe=observe)
     serve_probes(app)
@@ -101,7 +118,7 @@ def _problems(review: Review, settings: Settings) -> Sequence[Problem]:
     if review.kind == mtgpu.KIND:
         return _problems_of_mtgpupod(review, review.object, settings)
     if review.operation == "CREATE" and review.resource == "pods":
-        return validate_create(review.object, settings, review.user)
+        return [*validate_create(review.object, settings, review.user), *converted_problems(review.object, settings)]
     if review.operation == "UPDATE" and review.old is not None:
         return validate_update(review.object, review.old, review.user, settings)
     return ()

@@ -56,9 +56,9 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
     pod = replace(pod, annotations={k: v for k, v in pod.annotations.items() if k not in removed})
     used = vocabularies(pod)
     if not used:
-        return Mutation(_check_size(patch), tuple(warnings))
+        return Mutation(check_size(patch), tuple(warnings))
     request = _request(pod, settings) if len(used) == 1 else None
-    if request is not None and _needs_scheduler_name(pod, settings):
+    if request is not None and needs_scheduler_name(pod, settings):
         patch.append(
             {"op": "add", "path": json_pointer("spec", "schedulerName"), "value": settings.webhook.scheduler_name}
         )
@@ -84,10 +84,10 @@ def mutate(raw: Mapping[str, Any], settings: Settings, user: str = "") -> Mutati
                 warnings.append(f"{path}: removed; mgpu sets it to the cards that the container gets")
     if request is not None:
         warnings += _missing_mps_user(raw, pod, request)
-    return Mutation(_check_size(patch), tuple(warnings))
+    return Mutation(check_size(patch), tuple(warnings))
 
 
-def _check_size(patch: Sequence[Operation]) -> tuple[Operation, ...]:
+def check_size(patch: Sequence[Operation]) -> tuple[Operation, ...]:
     """Return the patch unchanged. Raises BadObject if it has too many operations."""
     if len(patch) > budget.MAX_PATCH_OPERATIONS:
         limit = budget.MAX_PATCH_OPERATIONS
@@ -135,7 +135,7 @@ def _runs_as_set(holder: Mapping[str, Any]) -> bool:
     return isinstance(context, dict) and context.get("runAsUser") is not None
 
 
-def _needs_scheduler_name(pod: Pod, settings: Settings) -> bool:
+def needs_scheduler_name(pod: Pod, settings: Settings) -> bool:
     """Return whether the pod's schedulerName must be set (docs/design/koordinator.md, "Upgrade webhook").
 
     A pod that already has a node needs no scheduler.

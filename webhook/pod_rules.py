@@ -15,6 +15,7 @@ from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
 from mgpu.dialects.registry import mixed_vocabulary_problems, vocabularies, vocabulary_of
 from mgpu.model import budget
+from mgpu.model.converted_requests import CONVERTED
 from mgpu.model.errors import BadObject, Problem, Rule
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS, PREFIX
@@ -68,7 +69,8 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
 
     Placement annotations are protected on every pod. The annotations of a request are immutable, like the resources of
     a container in Kubernetes. Constraints apply when the cards are decided, so they can change until the pod has a
-    node. A wanted size (`mgpu.io/resize`) can change at any time. Raises BadObject as `validate_create` does.
+    node. A wanted size (`mgpu.io/resize`) can change at any time. What a pod was converted from (`mgpu.io/converted`)
+    never changes. Raises BadObject as `validate_create` does.
     """
     pod = _read(raw)
     old = _read(old_raw)
@@ -83,6 +85,9 @@ def validate_update(raw: Mapping[str, Any], old_raw: Mapping[str, Any], user: st
         problems += mtgpupod_rules.check_copied_annotations(changed)
     if not trusted:
         problems += _placements(changed, user)
+    if CONVERTED in changed:
+        text = "says what mgpu has converted into a claim, which is immutable"
+        problems.append(Problem(annotation_path(CONVERTED), text, Rule.REQUEST_IS_FIXED))
     if changed and vocabularies(old):
         problems += (*_request_changes(pod, old, changed, settings), *_constraint_changes(pod, old, changed, settings))
     if RESIZE in changed and isinstance(request := _request(old, settings), GpuRequest):

@@ -246,10 +246,16 @@ class DraSettings(Block):
             the scheduler decides the cards of claims. Needs Kubernetes 1.36, or 1.34 with feature gates.
         cardPolicy: The policy that chooses the cards of claims. If it is not set, that of the cluster applies, or else
             `binpack`.
+        convert: Whether the scheduler creates the ResourceClaimTemplates of pods that the webhook has converted from
+            other vocabularies (docs/dra-convert.md).
+        convertCardMemory: The memory of a card in MiB to which percentages refer in pods that are converted, because a
+            claim requests memory in bytes. If it is 0, pods that request a percentage of memory are denied.
     """
 
     enabled: bool = False
     card_policy: Policy | None = Field(None, alias="cardPolicy")
+    convert: bool = False
+    convert_card_memory: Annotated[int, Field(ge=0, le=1 << 30)] = Field(0, alias="convertCardMemory")
 
 
 class RecordSettings(Block):
