@@ -1,0 +1,200 @@
+"""Evaluates the CEL selectors of ResourceClaims and DeviceClasses for cards, as kube-scheduler does for devices.
+
+`claim_decider` calls `Selectors`, because mgpu may give a claim only cards that kube-scheduler could have chosen. The
+device of a card has the attributes that the agent publishes (`resource_slices.attributes`). Its capacity is that of the
+whole card, whereas kube-scheduler sees what is published as free.
+
+The library is that of the CEL project (cel-expr-python), which evaluates an expression in some microseconds. If it
+cannot evaluate an expression that the API server has accepted, the result is `Unsupported`, and the caller keeps
+kube-scheduler's choice.
+
+Users write the expressions. The API server has checked their length and estimated their cost before it stored them, and
+kube-scheduler has evaluated them with a limit. The library limits the depth of an expression and the number of its
+iterations, and evaluates regular expressions in linear time. What is cached is limited here.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu.model.cards import Card
+from mgpu.model.resource_claims import CORES, DRIVER, MEMORY, MILLI_PER_PERCENT
+from scheduler.engine.claim_placement import qualified_attributes
+
+_LONGEST_EXPRESSION = 10 * 1024
+"""As in the API server, `CELSelectorExpressionMaxLength`."""
+_MAX_CHARACTERS = 128 * 1024
+"""The characters of all cached expressions. A compiled expression takes up to 300 bytes for each of them."""
+_MAX_RESULTS = 16_384
+"""The results that are cached. They also limit how often the library leaks memory (`selector_functions`)."""
+_LONGEST_TEXT = 80
+"""The characters of an expression or an error in a reason."""
+
+_LITERAL = re.compile(r"\"([^\"\\]*)\"|'([^'\\]*)'|(?:attributes|capacity)\s*\.\s*\??([A-Za-z_]\w*)")
+_USE_OF_WHOLE_MAP = re.compile(
+    r"\bdevice\b(?!\s*\.\s*(?:driver|allowMultipleAllocations|attributes|capacity)\b)"
+    r"|\b(?:attributes|capacity)\b(?!\s*(?:\[|\.\s*(?!(?:all|exists|exists_one|existsOne|filter|map|size)\s*\()))"
+)
+_MISSING_KEY = re.compile(r"Key not found in map : \"(.*)\"", re.DOTALL)
+_ATTRIBUTE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """The answer that mgpu cannot evaluate a selector, although kube-scheduler can."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Selector:
+    """A compiled expression.
+
+    Attributes:
+        number: The number that stands for the expression in the cache of results.
+        text: The expression as messages show it.
+        domains: The domains for which the expression may look up attributes.
+    """
+
+    number: int
+    text: str
+    program: Any
+    domains: frozenset[str]
+
+
+class Selectors:
+    """Evaluates selectors. Thread-safe: one thread evaluates at a time, since the library holds Python's lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._environment: Any = None
+        self._compiled: OrderedDict[str, _Selector | Unsupported] = OrderedDict()
+        self._characters = 0
+        self._numbers = 0
+        self._results: OrderedDict[tuple[int, Card], str | Unsupported | None] = OrderedDict()
+
+    def excluded(self, expressions: Sequence[str], cards: Sequence[Card]) -> Mapping[int, str] | Unsupported:
+        """Return the indexes of the cards for which an expression is not true, each with the reason.
+
+        An expression whose evaluation fails for a card excludes it, because kube-scheduler would not take it either.
+        """
+        found: dict[int, str] = {}
+        with self._lock:
+            selectors: list[_Selector] = []
+            for expression in expressions:
+                selector = self._selector(expression)
+                if isinstance(selector, Unsupported):
+                    return selector
+                selectors.append(selector)
+            for card in cards:
+                reason = self._reason_against(card, selectors)
+                if isinstance(reason, Unsupported):
+                    return reason
+                if reason is not None:
+                    found[card.index] = reason
+        return found
+
+    def _selector(self, expression: str) -> _Selector | Unsupported:
+        if expression in self._compiled:
+            self._compiled.move_to_end(expression)
+            return self._compiled[expression]
+        if len(expression) > _LONGEST_EXPRESSION:
+            return Unsupported(f"the selector {_shortened(expression)} is too long")
+        selector = self._compiled[expression] = self._compile(expression)
+        self._characters += len(expression)
+        while self._characters > _MAX_CHARACTERS:
+            oldest, _ = self._compiled.popitem(last=False)
+            self._characters -= len(oldest)
+        return selector
+
+    def _compile(self, expression: str) -> _Selector | Unsupported:
+        if self._environment is None:
+            # The import is here, because most clusters have no selectors, and the library takes 25 MB of memory.
+            from scheduler.decisions import selector_functions
+
+            self._functions = selector_functions
+            self._environment = selector_functions.environment()
+        text = _shortened(expression)
+        try:
+            program = self._environment.compile(expression)
+        except (RuntimeError, ValueError) as error:
+            return Unsupported(f"mgpu cannot compile the selector {text}: {_cause(str(error))}")
+        self._numbers += 1
+        return _Selector(self._numbers, text, program, _domains(expression))
+
+    def _reason_against(self, card: Card, selectors: Sequence[_Selector]) -> str | Unsupported | None:
+        for selector in selectors:
+            key = (selector.number, card)
+            if key in self._results:
+                self._results.move_to_end(key)
+            else:
+                self._results[key] = self._evaluate(selector, card)
+                if len(self._results) > _MAX_RESULTS:
+                    self._results.popitem(last=False)
+            if self._results[key] is not None:
+                return self._results[key]
+        return None
+
+    def _evaluate(self, selector: _Selector, card: Card) -> str | Unsupported | None:
+        try:
+            result = selector.program.eval(data={"device": self._device(card, selector.domains)})
+        except (RuntimeError, ValueError) as error:
+            return Unsupported(f"mgpu cannot evaluate the selector {selector.text}: {_cause(str(error))}")
+        value = self._functions.boolean(result)
+        if value is not None:
+            return None if value else f"selector {selector.text} is false"
+        cause = str(result)
+        missing = _MISSING_KEY.search(cause)
+        if missing is not None and not _ATTRIBUTE.fullmatch(missing[1]):
+            # A domain without attributes is an empty map for kube-scheduler, see `_domains`.
+            return Unsupported(f"mgpu cannot evaluate the selector {selector.text}: {_cause(cause)}")
+        return f"selector {selector.text} fails: {_cause(cause)}"
+
+    def _device(self, card: Card, domains: frozenset[str]) -> dict[str, Any]:
+        """Return the variable `device`."""
+        attributes: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
+        for name, value in qualified_attributes(card).items():
+            domain, _, identifier = name.rpartition("/")
+            attributes.setdefault(domain, {})[identifier] = value
+        capacity: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
+        capacity[DRIVER] = {
+            CORES: self._functions.amount(card.core // MILLI_PER_PERCENT),
+            MEMORY: self._functions.amount(card.memory),
+        }
+        return {
+            "driver": DRIVER,
+            "allowMultipleAllocations": True,
+            "attributes": attributes,
+            "capacity": capacity,
+        }
+
+
+def _domains(expression: str) -> frozenset[str]:
+    """Return the domains that a device must have as empty maps.
+
+    For kube-scheduler, `device.attributes["other.domain"]` is an empty map if the device has no such attributes, but
+    `"other.domain" in device.attributes` is false. CEL's maps have no default, so each text that may be looked up
+    becomes an empty map. Where the expression uses the map as a whole, as in the second example, there are none; if it
+    also looks up a domain that is missing, the evaluation fails and the selector is unsupported.
+    """
+    if _USE_OF_WHOLE_MAP.search(expression):
+        return frozenset()
+    return frozenset(text for row in _LITERAL.findall(expression) for text in row if text and text != DRIVER)
+
+
+def _shortened(text: str) -> str:
+    """Return a text on one line for a reason.
+
+    It has no percent sign, because kube-scheduler uses reasons as formats (`engine.rejections`).
+    """
+    line = " ".join(text.replace("%", " mod ").split())
+    return line if len(line) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"
+
+
+def _cause(error: str) -> str:
+    """Return the first line of an error of the library without its status code."""
+    first = error.partition("\n")[0]
+    return _shortened(re.sub(r"^(?:[A-Z_]+: )+", "", first))
