@@ -173,6 +173,17 @@ def _ports(service: Object) -> str:
     return ",".join(f"{p['port']}/{p.get('protocol', 'TCP')}" for p in _at(service, "spec.ports", [])) or "<none>"
 
 
+def _claim_state(claim: Object) -> str:
+    """Return the STATE column of a ResourceClaim, such as `allocated,reserved`."""
+    deleted = "deletionTimestamp" in claim["metadata"]
+    states = ["deleted"] if deleted else []
+    if _at(claim, "status.allocation") is None:
+        states += [] if deleted else ["pending"]
+    else:
+        states += ["allocated", *(["reserved"] if _at(claim, "status.reservedFor") else [])]
+    return ",".join(states)
+
+
 _CREATED = "metadata.creationTimestamp"
 _WEBHOOKS = (_NAME, Column("Webhooks", _size("webhooks"), "integer"), _AGE)
 _COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -210,6 +221,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("First Seen", lambda e: age(e.get("firstTimestamp") or e.get("eventTime")), priority=1),
         Column("Count", _field("count", 1), "integer", priority=1),
         Column("Name", _field("metadata.name", ""), priority=1),
+    ),
+    "resourceclaims.resource.k8s.io": (_NAME, Column("State", _claim_state), _AGE),
+    "resourceslices.resource.k8s.io": (
+        _NAME,
+        Column("Node", _field("spec.nodeName", "")),
+        Column("Driver", _field("spec.driver", "")),
+        Column("Pool", _field("spec.pool.name", "")),
+        _AGE,
     ),
     "namespaces": (_NAME, Column("Status", _field("status.phase", "")), _AGE),
     "configmaps": (_NAME, Column("Data", _size("data"), "integer"), _AGE),

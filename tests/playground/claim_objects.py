@@ -3,9 +3,9 @@
 from typing import Any
 
 from mgpu.kube import Api
+from mgpu.model.resource_claims import DRIVER
 from tests.playground.fake_cluster import Json
 
-DRIVER = "gpu.mgpu.io"
 ROOT = "/apis/resource.k8s.io/v1"
 CLASSES = f"{ROOT}/deviceclasses"
 SLICES = f"{ROOT}/resourceslices"
