@@ -5,7 +5,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -34,24 +34,20 @@ class DriverClient:
         name: The name of the driver.
         endpoint: The path of the socket on which the plugin serves.
         seconds: The time limit for each call.
-        changed: Called in another thread when `connected` has changed.
         health: Gets the health reports.
 
     Attributes:
-        connected: Whether there is a connection.
+        connected: Whether there was a connection at the last call of `connect`.
     """
 
-    def __init__(
-        self, name: str, endpoint: str, seconds: float, changed: Callable[[], None], health: DeviceHealth
-    ) -> None:
+    def __init__(self, name: str, endpoint: str, seconds: float, health: DeviceHealth) -> None:
         self.name = name
         self.endpoint = endpoint
         self.connected = False
         self._seconds = seconds
-        self._changed = changed
         self._health = health
+        self._lock = threading.Lock()  # is held while the channel is closed, and while its state is read
         self._stopped = threading.Event()
-        self._broken = threading.Event()
         self._channel = grpc.insecure_channel(
             f"unix:{endpoint}", options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
         )
@@ -61,22 +57,26 @@ class DriverClient:
 
     def start(self) -> None:
         """Connect, and begin to follow the health of the devices."""
-        self._channel.subscribe(self._observe, try_to_connect=True)
+        self.connect()
         self._follower.start()
 
     def stop(self) -> None:
         """Close the connection. Later calls raise ClaimError."""
-        self._stopped.set()
-        self._channel.unsubscribe(self._observe)
-        self._channel.close()
+        with self._lock:
+            self._stopped.set()
+            self._channel.close()
         self._follower.join(timeout=5)
 
-    def reconnect(self) -> None:
-        """Connect again if the connection has broken. gRPC waits for longer and longer between its attempts."""
-        if self._broken.is_set() and not self._stopped.is_set():
-            self._broken.clear()
-            self._channel.unsubscribe(self._observe)
-            self._channel.subscribe(self._observe, try_to_connect=True)
+    def connect(self) -> None:
+        """Set `connected`, and let gRPC connect if the connection has broken. Do not wait for that.
+
+        This asks gRPC's inner channel, because the thread behind the public `subscribe` fails with an exception when
+        the channel is closed.
+        """
+        with self._lock:
+            if not self._stopped.is_set():
+                state = self._channel._channel.check_connectivity_state(True)  # noqa: SLF001
+                self.connected = state == grpc.ChannelConnectivity.READY.value[0]
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.NodePrepareResourceResponse]:
         """Call NodePrepareResources, and return the answer for each claim by its UID. Raises ClaimError."""
@@ -98,14 +98,6 @@ class DriverClient:
         except ValueError as error:  # gRPC raises it for a call on a channel that has just been closed
             closing = "rpc error: code = Canceled desc = grpc: the client connection is closing"
             raise ClaimError(f"{method}: {closing}") from error
-
-    def _observe(self, state: grpc.ChannelConnectivity) -> None:
-        connected = state is grpc.ChannelConnectivity.READY
-        if state is grpc.ChannelConnectivity.IDLE:
-            self._broken.set()  # gRPC does not connect again by itself.
-        if connected != self.connected and not self._stopped.is_set():
-            self.connected = connected
-            self._changed()
 
     def _follow(self) -> None:
         """Pass the health reports of the plugin on, and call it again when the stream has ended."""

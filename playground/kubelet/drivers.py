@@ -94,7 +94,7 @@ class Drivers:
             clients = self._clients.setdefault(driver, [])
             if any(client.endpoint == endpoint for client in clients):
                 raise ClaimError(f"endpoint {endpoint} already registered for DRA driver plugin {driver}")
-            client = DriverClient(driver, endpoint, self._call_seconds, lambda: self._sync(driver), self._health)
+            client = DriverClient(driver, endpoint, self._call_seconds, self._health)
             clients.append(client)
             self._sync(driver)
         client.start()
@@ -110,15 +110,18 @@ class Drivers:
             client.stop()
 
     def tick(self) -> None:
-        """Restore broken connections, and delete ResourceSlices that are due. It must be called again and again."""
+        """Watch and restore the connections, and delete ResourceSlices that are due. Call it again and again."""
         with self._lock:
             now = self._clock()
+            for driver, clients in self._clients.items():
+                before = [client.connected for client in clients]
+                for client in clients:
+                    client.connect()
+                if before != [client.connected for client in clients]:
+                    self._sync(driver)
             due = [driver for driver, at in self._wipe_at.items() if at <= now]
             for driver in due:
                 del self._wipe_at[driver]
-            clients = [client for clients in self._clients.values() for client in clients]
-        for client in clients:
-            client.reconnect()
         for driver in due:
             self._wipe(driver)
 
