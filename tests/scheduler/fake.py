@@ -24,9 +24,14 @@ from mgpu.settings import load_settings
 from scheduler.announcements import Announcements
 from scheduler.api.app import listeners
 from scheduler.api.binding_webhook import BindingAdmission
+from scheduler.api.claim_webhook import ClaimAdmission
+from scheduler.claims.repair import ClaimRepair
+from scheduler.claims.waker import ClaimWaker
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodResizing, PodUndecided
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
+from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import CallerGone, never
@@ -58,6 +63,10 @@ class FakeApi:
         self.devices: dict[str, Raw] = {}
         self.configmaps: dict[str, Raw] = {}
         self.mtgpupods: dict[str, Raw] = {}
+        self.resourceclaims: dict[tuple[str, str], Raw] = {}
+        self.deviceclasses: dict[str, Raw] = {}
+        self.resourceslices: dict[str, Raw] = {}  # no watch delivers them
+        self.admit_claim: Callable[[Raw], Raw] | None = None  # the webhook for claims, or None if it is down
         self.podgroups: dict[str, list[Raw]] = {}  # By path and fieldSelector; no watch delivers them.
         self.lists = 0
         self.admit: Callable[[Raw], Raw] | None = None
@@ -65,6 +74,8 @@ class FakeApi:
         self.broken: set[str] = set()  # kinds that cannot be read or written now
         self.between: Callable[[], object] | None = None  # called once, before the next write
         self.refuse_bindings = False
+        self.refuse_allocations = False  # after the admission
+        self.lost_answers = 0  # the number of the next writes of claims that take effect, but get no answer
         self.watchers: list[Callable[[str, str, Raw], None]] = []
         self.version = 0
 
@@ -73,20 +84,20 @@ class FakeApi:
         self.version += 1
         item["metadata"]["resourceVersion"] = str(self.version)
         meta = item["metadata"]
-        if kind == "pods":
-            self.pods[meta["namespace"], meta["name"]] = item
-        else:
-            self._named(kind)[meta["name"]] = item
+        self._stored(kind)[self._key(kind, meta.get("namespace", ""), meta["name"])] = item
         self._tell(kind, "changed", item)
         return item
 
     def remove(self, kind: str, name: str, namespace: str = "default") -> None:
-        item = self.pods.pop((namespace, name)) if kind == "pods" else self._named(kind).pop(name)
+        item = self._stored(kind).pop(self._key(kind, namespace, name))
         self._tell(kind, "gone", item)
 
-    def _named(self, kind: str) -> dict[str, Raw]:
-        found: dict[str, Raw] = getattr(self, kind)
+    def _stored(self, kind: str) -> dict[Any, Raw]:
+        found: dict[Any, Raw] = getattr(self, kind)
         return found
+
+    def _key(self, kind: str, namespace: str, name: str) -> str | tuple[str, str]:
+        return (namespace, name) if kind in ("pods", "resourceclaims") else name
 
     def edit_pod(self, name: str, change: Callable[[Raw], None]) -> None:
         item = copy.deepcopy(self.pods["default", name])
@@ -95,6 +106,14 @@ class FakeApi:
 
     def pod(self, name: str) -> Raw:
         return self.pods["default", name]
+
+    def claim(self, name: str) -> Raw:
+        return self.resourceclaims["default", name]
+
+    def edit_claim(self, name: str, change: Callable[[Raw], None]) -> None:
+        item = copy.deepcopy(self.claim(name))
+        change(item)
+        self.put("resourceclaims", item)
 
     def annotations(self, name: str) -> dict[str, str]:
         return dict(self.pod(name)["metadata"].get("annotations") or {})
@@ -129,7 +148,48 @@ class FakeApi:
         for key in ("status", "data"):
             if key in body:
                 found[key] = (found.get(key) or {}) | body[key]
-        return self.put(path.split("/")[-2], found)
+        kind = path.split("/")[-2]
+        return self._answer(self.put(kind, found)) if kind == "resourceclaims" else self.put(kind, found)
+
+    def replace(self, path: str, body: Raw, *, dry_run: bool = False) -> Raw:
+        """PUT resourceclaims/<name>/status, as kube-scheduler and the repair do."""
+        return self.begin_replace(path, body, dry_run=dry_run)()
+
+    def begin_replace(self, path: str, body: Raw, *, dry_run: bool = False) -> Callable[[], Raw]:
+        """Admit a write of a claim's status. The returned function stores it, if the claim has not changed since."""
+        self._meanwhile()
+        path, _, subresource = path.rpartition("/")
+        assert subresource == "status", path
+        found = copy.deepcopy(self._at(path))
+        new = {**found, "status": copy.deepcopy(body["status"])}
+        version = body["metadata"].get("resourceVersion", "")
+        new["metadata"] = {**found["metadata"], "resourceVersion": version}
+        before = (found.get("status") or {}).get("allocation")
+        if self.admit_claim and new["status"].get("allocation") and not before:
+            answer = self.admit_claim(claim_review(new, found, dry_run=dry_run))["response"]
+            if not answer["allowed"]:
+                raise ApiError(answer["status"]["code"], "Denied", answer["status"]["message"])
+            if "patch" in answer:
+                new = jsonpatch.apply_patch(new, base64.b64decode(answer["patch"]))
+        if version not in ("", found["metadata"]["resourceVersion"]) or self.refuse_allocations:
+            raise ApiError(409, "Conflict", "resourceVersion")
+        if before and new["status"].get("allocation") not in (None, before):
+            raise ApiError(422, "Invalid", "status.allocation: field is immutable")
+        if before and not new["status"].get("allocation"):
+            new["status"].pop("devices", None)
+
+        def store() -> Raw:
+            if self._at(path)["metadata"] != found["metadata"]:
+                raise ApiError(409, "Conflict", "resourceVersion")
+            return new if dry_run else self._answer(self.put("resourceclaims", copy.deepcopy(new)))
+
+        return store
+
+    def _answer(self, written: Raw) -> Raw:
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise Unreachable("no answer")
+        return copy.deepcopy(written)
 
     def create(self, path: str, body: Raw) -> Raw:
         self._meanwhile()
@@ -173,7 +233,9 @@ class FakeApi:
         *_, kind, name = path.split("/")
         if kind in self.broken:
             raise ApiError(503, "Down", path)
-        found = self.pods.get((path.split("/")[4], name)) if kind == "pods" else self._named(kind).get(name)
+        parts = path.split("/")
+        namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else ""
+        found = self._stored(kind).get(self._key(kind, namespace, name))
         if found is None:
             raise ApiError(404, "NotFound", path)
         return found
@@ -261,6 +323,13 @@ class Replica:
             self.clock,
         )
         self.resizing = ResizeDecisions(self.state, client, settings, self._warn, self.may_decide, self.clock)
+        self.claim_decider = ClaimDecider(self.state, client, settings, flights=self.flights)
+        self.claim_requests = ClaimRequests(self.state, self.claim_decider)
+        self.claim_repair = ClaimRepair(
+            self.state, self.claim_decider, client, self._warn, self.may_decide, self.clock
+        )
+        self.claim_waker = ClaimWaker(self.state, self.claim_decider, client, self.may_decide, self.clock)
+        self.claim_admission = ClaimAdmission(self.state, self.claim_decider, self.may_decide)
         self.state.subscribe(PodResizing, lambda event: self.resizing.add(event.uid))
         self.state.subscribe(CardsFreed, lambda event: self.freed.append(event.node))
         self.state.subscribe(PartitionsChanged, lambda event: self.planning.changed(event.node))
@@ -268,7 +337,8 @@ class Replica:
         self.state.subscribe(ObjectWarning, lambda event: self._warn(event.regarding, event.reason, event.message))
         self.admission = BindingAdmission(self.decider, self.may_decide, refusal=self.gang_filter.refusal)
         self.waiting: dict[str, deque[tuple[str, Raw]]] = {
-            kind: deque() for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods")
+            kind: deque()
+            for kind in ("nodes", "devices", "configmaps", "pods", "mtgpupods", "deviceclasses", "resourceclaims")
         }
         everything: Any = (
             ("nodes", api.nodes),
@@ -276,6 +346,8 @@ class Replica:
             ("configmaps", api.configmaps),
             ("pods", api.pods),
             ("mtgpupods", api.mtgpupods),
+            ("deviceclasses", api.deviceclasses),
+            ("resourceclaims", api.resourceclaims),
         )
         for kind, items in everything:
             for item in items.values():
@@ -283,7 +355,11 @@ class Replica:
         self.watch()
 
     def watch(self) -> None:
-        self.api.watchers.append(lambda kind, what, item: self.waiting[kind].append((what, item)))
+        def keep(kind: str, what: str, item: Raw) -> None:
+            if kind in self.waiting:
+                self.waiting[kind].append((what, item))
+
+        self.api.watchers.append(keep)
 
     def deliver(self, kind: str = "", count: int = 1_000_000) -> None:
         """Deliver events of one kind or of all, at most `count` of each."""
@@ -335,8 +411,12 @@ class Replica:
             item = {"metadata": {key: item["metadata"][key] for key in known if key in item["metadata"]}}
         if kind == "configmaps" and item["metadata"]["name"] == self.settings.dialects.slices.config_map:
             getattr(self.planning.configs, what)(item)
-        cache = self.state.mtgpupods if kind == "mtgpupods" else self.state
-        getattr(cache, f"{kind[:-1]}_{what}")(item)
+        cache, name = {
+            "mtgpupods": (self.state.mtgpupods, "mtgpupod"),
+            "resourceclaims": (self.state.claims, "claim"),
+            "deviceclasses": (self.state.claims, "class"),
+        }.get(kind, (self.state, kind[:-1]))
+        getattr(cache, f"{name}_{what}")(item)
 
     def _warn(self, regarding: Raw, reason: str, message: str) -> None:
         self.events.append((regarding["name"], reason, message))
@@ -381,6 +461,18 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
     }
 
 
+def claim_review(claim: Raw, old: Raw, *, dry_run: bool = False) -> Raw:
+    """Return an AdmissionReview of a write to the status of a ResourceClaim."""
+    found = review(claim, name=claim["metadata"]["name"], resource="resourceclaims/status", dry_run=dry_run)
+    found["request"]["resource"].update(group="resource.k8s.io")
+    found["request"].update(
+        kind={"group": "resource.k8s.io", "version": "v1", "kind": "ResourceClaim"},
+        operation="UPDATE",
+        oldObject=copy.deepcopy(old),
+    )
+    return found
+
+
 def clients(replica: Replica) -> tuple[Client, Client]:
     """Return HTTP clients of the admission and the extender."""
     process: Any = replica
@@ -408,3 +500,8 @@ def cluster(*cards: tuple[str, int]) -> FakeApi:
 def admitted(replica: Replica) -> Callable[[Raw], Raw]:
     """Return the binding webhook as a function from AdmissionReview to AdmissionReview."""
     return lambda raw: dict(replica.admission(parse_review(json.dumps(raw).encode())).body)
+
+
+def admitted_claims(replica: Replica) -> Callable[[Raw], Raw]:
+    """Return the webhook for claims as a function from AdmissionReview to AdmissionReview."""
+    return lambda raw: dict(replica.claim_admission(parse_review(json.dumps(raw).encode())).body)

@@ -1,0 +1,410 @@
+"""Whatever happens in whatever order: what was delivered to containers stays theirs, no card is over its size by mgpu's
+decisions, and allocations that were written without a decision are repaired as far as possible.
+
+The machine has classic pods and ResourceClaims on the same cards. Its kube-scheduler is the worst that stale sums can
+make of it: it allocates any card, whether that is free or not.
+"""
+
+import contextlib
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mgpu.kube import ApiError, Unreachable
+from mgpu.model.device_object import write_device
+from mgpu.model.errors import RetryLater
+from mgpu.model.gpu_requests import Rejection
+from mgpu.model.ledger import Share
+from mgpu.model.pods import Node
+from mgpu.model.resource_claims import Claim, claim_holding, claim_path, gpu_request, read_claim
+from scheduler.cluster.gpu_pods import recorded_shares
+from tests import builders as b
+from tests.clock import Clock
+from tests.examples import examples
+from tests.scheduler.claim_objects import (
+    allocated,
+    claim,
+    device_class,
+    prepared,
+    request,
+    result,
+)
+from tests.scheduler.fake import Replica, admitted, admitted_claims, cluster, reader
+
+NODES = {"n1": 2, "n2": 1}
+CARDS = {node: b.cards(count, node=node) for node, count in NODES.items()}
+Raw = dict[str, Any]
+Shape = tuple[int, ...]
+"""The cores of each device of a claim, in percent; 0 for a whole card. Equal numbers are one request for several."""
+
+claims = st.sampled_from(["c", "d", "e", "f"])
+pods = st.sampled_from(["p", "q"])
+nodes = st.sampled_from(["n1", "n1", "n2"])
+shapes = st.sampled_from([(20,), (60,), (60,), (100,), (0,), (30, 50), (40, 40)])
+cores = st.sampled_from([20, 60, 60, 100])
+wished = st.sampled_from([{}, {}, {}, {"mgpu.io/same-card-group": "pair"}, {"mgpu.io/spread-group": "web"}])
+fates = st.sampled_from(["lands", "lands", "twice", "refused", "in flight", "outdated", "no answer", "dry run"])
+kinds = st.sampled_from(["resourceclaims", "resourceclaims", "pods", "devices"])
+steps = st.sampled_from(
+    [
+        "",
+        "",
+        "",
+        "claims arrive",
+        "all arrive",
+        "delivery",
+        "allocation",
+        "foreign allocation",
+        "deallocation",
+        "binding",
+        "no answer",
+        "outage",
+        "crash",
+    ]
+)
+
+
+class _Crash(Exception):
+    """The scheduler process ends before a write."""
+
+
+@lru_cache(maxsize=4096)
+def _read(text: bytes) -> Claim:
+    return read_claim(orjson.loads(text))
+
+
+def read(raw: Raw) -> Claim:
+    return _read(orjson.dumps(raw))
+
+
+def used(shares: Iterable[Share], node: str) -> dict[int, int]:
+    """Return the core in milli that the shares take of each card of a node."""
+    found: dict[int, int] = defaultdict(int)
+    for share in shares:
+        for card in CARDS[node]:
+            if share.is_on(card):
+                found[card.index] += share.amount(card).core
+    return found
+
+
+class Cluster(RuleBasedStateMachine):
+    """The API server is the truth. The leader sees it late, and the agents deliver what they can."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.clock = Clock()
+        self.known = reader()
+        self.api = cluster(*NODES.items())
+        self.api.put("deviceclasses", device_class())
+        self.created = 0
+        self.has_foreign = False
+        self.in_flight: list[Callable[[], Raw]] = []
+        self.delivered: dict[str, tuple[str, tuple[Share, ...]]] = {}  # By UID, what containers have: the node, shares.
+        self.seen: dict[str, Raw] = {}  # By name, the claims as the agents know them.
+        self.unhealthy = False
+        self.lead()
+
+    def lead(self) -> None:
+        """A fresh replica leads, after all writes that the last leader has admitted have arrived or failed."""
+        self.land()
+        self.api.watchers.clear()
+        self.leader = Replica(self.api, self.clock)
+        self.api.admit = admitted(self.leader)
+        self.api.admit_claim = admitted_claims(self.leader)
+
+    # Claims and pods
+
+    @rule(name=claims, shape=shapes, annotations=wished, several=st.booleans())
+    def a_claim_is_created(self, name: str, shape: Shape, annotations: dict[str, str], several: bool) -> None:
+        if ("default", name) in self.api.resourceclaims:
+            return
+        annotations = {} if len(shape) > 1 or shape == (0,) else annotations
+        requests = []
+        for i, core in enumerate(dict.fromkeys(shape)):
+            amounts = {"cores": core, "memory": "1Gi"} if core else {}
+            requests.append(request(f"r{i}", count=shape.count(core), **amounts))
+        self.created += 1
+        created = f"2026-01-01T00:00:{self.created:02}Z"
+        raw = claim(name, *requests, annotations=annotations, uid=f"{name}-{self.created}", created=created)
+        self.api.put("resourceclaims", raw)
+
+    def results(self, name: str, node: str, first: int) -> list[Raw]:
+        """Return kube-scheduler's choice for a claim: as many cards as needed, from this card on."""
+        found = []
+        for one in read(self.api.claim(name)).requests:
+            for i in range(one.count):
+                device = f"card-{(first + i) % NODES[node]}"
+                share_id = f"{name}-{self.created}-{len(found)}"
+                core = 1000 if one.core is None else one.core
+                consumed = {"cores": str(core // 10), "memory": "80Gi" if one.whole else "1Gi"}
+                found.append(result(device, one.name, node, share_id, **consumed))
+        return found
+
+    @rule(name=claims, node=nodes, first=st.integers(0, 1), fate=fates, consumers=st.sampled_from([1, 1, 1, 2]))
+    def kube_scheduler_allocates(self, name: str, node: str, first: int, fate: str, consumers: int) -> None:
+        if ("default", name) not in self.api.resourceclaims or read(self.api.claim(name)).allocated:
+            return
+        raw = self.api.claim(name)
+        new = allocated(raw, *self.results(name, node, first), pods=tuple(f"of-{name}-{i}" for i in range(consumers)))
+        if fate == "outdated":
+            new["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) - 1)
+        self.api.refuse_allocations = fate == "refused"
+        self.api.lost_answers = int(fate == "no answer")
+        path = f"{claim_path('default', name)}/status"
+        with contextlib.suppress(ApiError, RetryLater, Unreachable):
+            if fate == "twice":
+                self.api.begin_replace(path, new)
+            store = self.api.begin_replace(path, new, dry_run=fate == "dry run")
+            if fate == "in flight":
+                self.in_flight.append(store)
+            else:
+                store()
+        self.api.refuse_allocations = False
+        self.api.lost_answers = 0
+
+    @rule()
+    def land(self) -> None:
+        """The writes that were admitted arrive."""
+        waiting = self.in_flight
+        self.in_flight = []
+        for store in waiting:
+            with contextlib.suppress(ApiError):
+                store()
+
+    @rule(name=claims, node=nodes, first=st.integers(0, 1))
+    def somebody_allocates_without_the_webhook(self, name: str, node: str, first: int) -> None:
+        admit = self.api.admit_claim
+        self.api.admit_claim = None
+        self.has_foreign = True
+        self.kube_scheduler_allocates(name, node, first, "lands", 1)
+        self.api.admit_claim = admit
+
+    @rule(name=claims, is_deleted=st.booleans())
+    def the_pod_of_a_claim_ends(self, name: str, is_deleted: bool) -> None:
+        """The agent stops the delivery, and the claim is deallocated or deleted."""
+        if ("default", name) not in self.api.resourceclaims:
+            return
+        self.delivered.pop(read(self.api.claim(name)).uid, None)
+        if is_deleted:
+            self.api.remove("resourceclaims", name)
+        elif read(self.api.claim(name)).allocated:
+            self.api.edit_claim(name, lambda raw: raw.update(status={}))
+
+    @rule(name=claims)
+    def somebody_edits_a_claim(self, name: str) -> None:
+        if ("default", name) in self.api.resourceclaims:
+            self.api.edit_claim(name, lambda raw: raw["metadata"].update(labels={"a": str(self.api.version)}))
+
+    @rule(name=pods, core=cores, annotations=wished, node=nodes, fate=st.sampled_from(["lands", "refused", "outage"]))
+    def a_pod_is_bound(self, name: str, core: int, annotations: dict[str, str], node: str, fate: str) -> None:
+        if ("default", name) not in self.api.pods:
+            self.created += 1
+            memory = None if core == 100 else 1024
+            uid = f"{name}-{self.created}"
+            self.api.put("pods", b.pod(name, b.container("c", core, memory), uid=uid, annotations=annotations))
+        admit = self.api.admit
+        self.api.refuse_bindings = fate == "refused"
+        self.api.admit = None if fate == "outage" else admit
+        with contextlib.suppress(ApiError, RetryLater):
+            self.api.bind(name, node)
+        self.api.refuse_bindings = False
+        self.api.admit = admit
+
+    @rule(name=pods)
+    def a_pod_is_deleted(self, name: str) -> None:
+        if ("default", name) in self.api.pods:
+            self.delivered.pop(self.api.pod(name)["metadata"]["uid"], None)
+            self.api.remove("pods", name)
+
+    # The agents
+
+    @rule(name=claims)
+    def an_agent_sees_a_claim(self, name: str) -> None:
+        self.seen.pop(name, None)
+        if ("default", name) in self.api.resourceclaims:
+            self.seen[name] = copy.deepcopy(self.api.claim(name))
+
+    def fits_beside_delivered(self, node: str, shares: tuple[Share, ...], uid: str) -> bool:
+        others = [share for other, (on, its) in self.delivered.items() if on == node and other != uid for share in its]
+        before = used(others, node)
+        now = used(shares, node)
+        is_exclusive = all(not before[card] for card in now if any(s.whole and s.card == card for s in shares))
+        return is_exclusive and all(before[card] + amount <= 1000 for card, amount in now.items())
+
+    @rule(name=claims)
+    def an_agent_delivers_a_claim(self, name: str) -> None:
+        """It writes the condition before the containers get anything, for the claim as it knows it."""
+        raw = self.seen.get(name)
+        if raw is None or not read(raw).results or read(raw).repair or read(raw).uid in self.delivered:
+            return
+        holding = claim_holding(read(raw))
+        assert holding is not None
+        is_unhealthy = self.unhealthy and holding.node == "n1" and 0 in used(holding.shares, "n1")
+        if is_unhealthy or not self.fits_beside_delivered(holding.node, holding.shares, holding.uid):
+            return
+        change = {
+            "metadata": {"resourceVersion": read(raw).version, "uid": read(raw).uid},
+            "status": {"devices": prepared(raw)["status"]["devices"]},
+        }
+        with contextlib.suppress(ApiError):
+            self.seen[name] = self.api.patch(f"{claim_path('default', name)}/status", change)
+            self.delivered[holding.uid] = (holding.node, holding.shares)
+
+    @rule(name=pods)
+    def an_agent_delivers_a_pod(self, name: str) -> None:
+        if ("default", name) not in self.api.pods:
+            return
+        pod = self.known(self.api.pod(name))
+        shares = recorded_shares(pod) if pod and pod.pod.node else None
+        if pod and shares and self.fits_beside_delivered(pod.pod.node, shares, pod.pod.uid):
+            self.delivered[pod.pod.uid] = (pod.pod.node, shares)
+
+    @rule(is_unhealthy=st.booleans())
+    def a_card_changes(self, is_unhealthy: bool) -> None:
+        self.unhealthy = is_unhealthy
+        device = write_device(Node("n1"), "", CARDS["n1"])
+        device["spec"]["devices"][0]["health"] = not is_unhealthy
+        self.api.put("devices", device)
+
+    # The scheduler
+
+    @rule(kind=kinds, count=st.integers(1, 3))
+    def events_arrive(self, kind: str, count: int) -> None:
+        self.leader.deliver(kind, count)
+
+    @rule(what=st.sampled_from(["work", "wait", "another leads"]))
+    def time_passes(self, what: str) -> None:
+        if what == "wait":
+            self.in_flight.clear()  # A write does not take as long as a reservation lasts.
+            self.clock.now += 31
+            self.leader.decider.check_overdue()
+        elif what == "another leads":
+            self.lead()
+        self.leader.late.work()
+
+    @precondition(lambda self: self.has_foreign)
+    @rule(before=st.lists(steps, max_size=6), name=claims, node=nodes, first=st.integers(0, 1))
+    def repair(self, before: list[str], name: str, node: str, first: int) -> None:
+        """A round of repairs, before each write of which something else happens."""
+        remaining = iter(before)
+
+        def step() -> None:
+            self.meanwhile(next(remaining, ""), name, node, first)
+            self.api.between = step
+
+        self.api.between = step
+        try:
+            self.leader.claim_repair.work()
+        except _Crash:
+            self.api.between = None
+            self.lead()
+        self.api.between = None
+        self.api.lost_answers = 0
+
+    def meanwhile(self, what: str, name: str, node: str, first: int) -> None:
+        if what == "claims arrive":
+            self.leader.deliver("resourceclaims")
+        elif what == "all arrive":
+            self.leader.deliver()
+        elif what == "delivery":
+            self.an_agent_sees_a_claim(name)
+            self.an_agent_delivers_a_claim(name)
+        elif what == "allocation":
+            self.kube_scheduler_allocates(name, node, first, "lands", 1)
+        elif what == "foreign allocation":
+            self.somebody_allocates_without_the_webhook(name, node, first)
+        elif what == "deallocation":
+            self.the_pod_of_a_claim_ends(name, is_deleted=False)
+        elif what == "binding":
+            self.a_pod_is_bound("p", 60, {}, node, "lands")
+        elif what == "no answer":
+            self.api.lost_answers = 1
+        elif what == "outage":
+            raise Unreachable("no answer")
+        elif what == "crash":
+            raise _Crash
+
+    # What must hold
+
+    def api_shares(self, node: str) -> list[Share]:
+        found = []
+        for raw in self.api.resourceclaims.values():
+            holding = claim_holding(read(raw))
+            if holding is not None and holding.node == node:
+                found += holding.shares
+        for raw in self.api.pods.values():
+            pod = self.known(raw)
+            if pod is not None and pod.pod.node == node:
+                found += recorded_shares(pod) or ()
+        return found
+
+    @invariant()
+    def what_was_delivered_stays_allocated(self) -> None:
+        for raw in self.api.resourceclaims.values():
+            uid = read(raw).uid
+            if uid in self.delivered:
+                holding = claim_holding(read(raw))
+                assert holding is not None, raw
+                assert (holding.node, holding.shares) == self.delivered[uid]
+
+    @invariant()
+    def what_was_delivered_fits(self) -> None:
+        for node in NODES:
+            shares = [share for on, its in self.delivered.values() if on == node for share in its]
+            assert all(core <= 1000 for core in used(shares, node).values())
+
+    @invariant()
+    def no_card_is_over_its_size(self) -> None:
+        """Without allocations that bypass the webhook."""
+        if not self.has_foreign:
+            for node in NODES:
+                assert all(core <= 1000 for core in used(self.api_shares(node), node).values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "leader"):
+            return
+        self.in_flight.clear()
+        self.a_card_changes(is_unhealthy=False)
+        self.clock.now += 100
+        for _ in range(8):
+            self.leader.deliver()
+            self.leader.decider.check_overdue()
+            self.leader.late.work()
+            self.leader.claim_repair.work()
+            for name in ("c", "d", "e", "f"):
+                self.an_agent_sees_a_claim(name)
+                self.an_agent_delivers_a_claim(name)
+            for name in ("p", "q"):
+                self.an_agent_delivers_a_pod(name)
+        self.leader.deliver()
+        self.what_was_delivered_stays_allocated()
+        self.what_was_delivered_fits()
+        self.check_rest()
+
+    def check_rest(self) -> None:
+        state = self.leader.state
+        assert all(holding.bound for holding in state.holdings())
+        rebuilt = Replica(self.api, self.clock)
+        assert state.holdings() == rebuilt.state.holdings()
+        for node in NODES:
+            assert state.node_snapshot(node, "").cards == rebuilt.state.node_snapshot(node, "").cards
+        for raw in self.api.resourceclaims.values():
+            one = read(raw)
+            if one.repair:
+                # Its place was taken while it had no allocation.
+                assert not one.allocated
+                continue
+            if one.results and one.uid not in self.delivered and len(one.consumers) == 1:
+                snapshot = state.node_snapshot(one.node, one.uid)
+                placed = self.leader.claim_decider.place(one, gpu_request(one), snapshot)
+                assert isinstance(placed, Rejection), (raw, placed)
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = examples(500, 25)
