@@ -117,6 +117,7 @@ class AllocationContext:
         isolation: The part that limits containers to their shares; None if the container runtime has no CDI.
         lingering: The check for processes that outlive their containers; None to skip it.
         remnants: The remnants of the node; None to ignore them.
+        claims: A function that returns what ResourceClaims hold of the node's cards (`dra.prepared_claims`).
         wait_budget: The limit for the time that answers to Allocate wait if the container runtime has no CDI.
     """
 
@@ -133,6 +134,7 @@ class AllocationContext:
     exposure: Exposure = field(default_factory=Exposure)
     lingering: LingeringProcesses | None = None
     remnants: Remnants | None = None
+    claims: Callable[[], Sequence[Holding]] = lambda: ()
     wait_budget: WaitBudget = field(default_factory=WaitBudget)
 
 
@@ -366,7 +368,7 @@ class Allocator:
 
         The allocation records of pods that have not started do not count.
         """
-        foreign = (*self._context.unrecorded.holdings(), *remnants)
+        foreign = (*self._context.unrecorded.holdings(), *self._context.claims(), *remnants)
         pods, cards = self._context.pods.all(), self._context.devices.devices()
         return self._context.grants.refusal(gpu_pod, pods, cards, foreign)
 

@@ -32,7 +32,8 @@ ANSWER_ANNOTATION = "mgpu.io/answer"
 checkpoint, and the runtime ignores it."""
 PERMISSIONS = "rw"
 """The cgroup permissions of device nodes: read and write."""
-_VERSION = "0.5.0"
+VERSION = "0.5.0"
+"""The version of the CDI specification that the files follow."""
 _PREFIX = "mgpu"
 _NAME = re.compile(rf"{_PREFIX}_([^_]+)_([^_]+)_[^_]+\.json")
 """The name of a spec file. UIDs and names of containers contain no underscore."""
@@ -114,8 +115,8 @@ class CdiFiles:
             container: The name of the container.
             edits: The changes to the container.
         """
-        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": _container_edits(edits)}
-        spec = {"cdiVersion": _VERSION, "kind": KIND, "devices": [device]}
+        device = {"name": name.removeprefix(f"{KIND}="), "containerEdits": container_edits(edits)}
+        spec = {"cdiVersion": VERSION, "kind": KIND, "devices": [device]}
         self._folder.mkdir(parents=True, exist_ok=True)
         file = self._file(name, uid, container)
         # The runtime reads only files that end in .json or .yaml, so it does not read the unfinished file.
@@ -166,7 +167,7 @@ class CdiFiles:
                 log.warning("CDI file cannot be removed: %s", error)
 
 
-def _container_edits(edits: Edits) -> dict[str, object]:
+def container_edits(edits: Edits) -> dict[str, object]:
     """Return `containerEdits` of the CDI specification."""
     content: dict[str, object] = {"env": [f"{key}={value}" for key, value in sorted(edits.env.items())]}
     if edits.mounts:

@@ -111,6 +111,7 @@ class PartitionInputs:
     """The parts of the agent that the worker reads. All of them are thread-safe.
 
     Attributes:
+        claims: A function that returns what ResourceClaims hold of the cards (`dra.prepared_claims`).
         warn: A function that reports a problem in an Event of the node and in the log.
         changed: A function that is called after `NodePartitions.state` has changed.
     """
@@ -124,6 +125,7 @@ class PartitionInputs:
     remnants: RemnantHoldings
     warn: Callable[[str], None]
     changed: Callable[[], None]
+    claims: Callable[[], Sequence[Holding]] = lambda: ()
 
 
 class PartitionWorker:
@@ -337,7 +339,8 @@ class PartitionWorker:
         if mode == MPS and any(_may_use_unknown_instances(pod) for pod in pods if pod.pod.uid not in bare):
             return frozenset(gpu.index for gpu in gpus)
         shares = [share for pod in pods if not pod.pod.ended for share in pod.shares or ()]
-        holdings = *self._inputs.unrecorded.holdings(), *self._inputs.remnants.holdings()
+        inputs = self._inputs
+        holdings = *inputs.unrecorded.holdings(), *inputs.claims(), *inputs.remnants.holdings()
         shares += [share for holding in holdings for share in holding.shares]
         delivered = (env for (uid, _), env in environments.items() if self._is_alive(uid))
         uuids = {uuid for env in delivered for uuid in visible_cards(env)}

@@ -20,14 +20,12 @@ from deviceplugin.delivery.cdi import PERMISSIONS
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import VISIBLE, VOID, Refused
+from deviceplugin.unix_sockets import CHANNEL
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 
 log = logging.getLogger(__name__)
 
-CHANNEL = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-"""The options of a channel to a unix socket. Channels must not share connections, because a connection that another
-channel opened could lead to an earlier process at the same path."""
 _DURATIONS = {"Allocate": metrics.ALLOCATE, "PreStartContainer": metrics.PRESTART}
 OPTIONS = api.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 

@@ -13,8 +13,6 @@ renews and retires them when another agent takes over.
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +20,8 @@ from pathlib import Path
 import grpc
 
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.plugin.plugin_server import CHANNEL, OPTIONS, Plugin
+from deviceplugin.plugin.plugin_server import OPTIONS, Plugin
+from deviceplugin.unix_sockets import CHANNEL, FileStamp, file_stamp, is_listening, listen, new_server, stop_server
 from proto import deviceplugin_pb2 as api
 from proto import deviceplugin_pb2_grpc as services
 
@@ -41,9 +40,6 @@ If a device list ends sooner than this after `run` registered the same server ag
 _GRACE_SECONDS = 1.0
 _SETTLE_SECONDS = 0.5
 """The time that the kubelet gets to notice the end of a stream before the plugin registers again."""
-
-FileStamp = tuple[int, int, int]
-"""A value that identifies a file (`_file_stamp`)."""
 
 
 def socket_name(resource: str, *, second: bool = False) -> str:
@@ -140,10 +136,10 @@ class Registration:
                 await self._plugin.stream_ended.wait(_POLL_SECONDS)
             await asyncio.sleep(_SETTLE_SECONDS)
             self._plugin.opened = 0
-            kubelet = _file_stamp(self._kubelet)
+            kubelet = file_stamp(self._kubelet)
             deadline = loop.time() + _REGISTER_SECONDS
             if await self._register():
-                while not self._plugin.opened and _file_stamp(self._kubelet) == kubelet and loop.time() < deadline:
+                while not self._plugin.opened and file_stamp(self._kubelet) == kubelet and loop.time() < deadline:
                     await asyncio.sleep(_POLL_SECONDS / 10)
             self._needs_restart = not self._plugin.opened
         finally:
@@ -176,7 +172,7 @@ class Registration:
             pause = _FIRST_PAUSE if another else min(pause * 2, _LONGEST_PAUSE)
 
     async def _kubelet_socket(self) -> FileStamp:
-        while (stamp := _file_stamp(self._kubelet)) is None:
+        while (stamp := file_stamp(self._kubelet)) is None:
             self._set_problem(f"waiting for the kubelet's socket {self._kubelet}")
             await asyncio.sleep(_POLL_SECONDS)
         return stamp
@@ -188,7 +184,7 @@ class Registration:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while _file_stamp(self._kubelet) == kubelet:
+        while file_stamp(self._kubelet) == kubelet:
             if (remaining := deadline - loop.time()) <= 0:
                 return False
             await asyncio.sleep(min(remaining, _POLL_SECONDS))
@@ -196,24 +192,20 @@ class Registration:
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
-        self._socket = next((path for path in self._sockets if not _is_listening(path)), self._sockets[0])
+        self._socket = next((path for path in self._sockets if not is_listening(path)), self._sockets[0])
         self._socket.unlink(missing_ok=True)
-        # With SO_REUSEPORT, which is gRPC's default, two servers on one path would share the calls.
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = new_server()
         services.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]
-        try:
-            server.add_insecure_port(f"unix:{self._socket}")
-        except RuntimeError as error:  # gRPC raises no other error here.
-            raise OSError(str(error)) from error
+        listen(server, self._socket)
         self._plugin.open()
         await server.start()
-        own = _file_stamp(self._socket)
+        own = file_stamp(self._socket)
         try:
             yield
         finally:
             self._plugin.end_streams()
-            await _stop(server)
-            if own is not None and _file_stamp(self._socket) == own:
+            await stop_server(server, _GRACE_SECONDS)
+            if own is not None and file_stamp(self._socket) == own:
                 self._socket.unlink(missing_ok=True)
 
     async def _ask_to_register(self) -> grpc.aio.AioRpcError | None:
@@ -245,7 +237,7 @@ class Registration:
         after `_REGISTER_SECONDS`.
         """
         loop = asyncio.get_running_loop()
-        own = _file_stamp(self._socket)
+        own = file_stamp(self._socket)
         deadline = loop.time() + _REGISTER_SECONDS
         repaired = -_STABLE_SECONDS
         self._needs_restart = False
@@ -255,9 +247,9 @@ class Registration:
                 continue
             if self._needs_restart:
                 return "the registration was not renewed"
-            if _file_stamp(self._kubelet) != kubelet:
+            if file_stamp(self._kubelet) != kubelet:
                 return "the kubelet has a new socket"
-            if own is None or _file_stamp(self._socket) != own:
+            if own is None or file_stamp(self._socket) != own:
                 return f"the plugin's socket {self._socket} was removed"
             if self._plugin.opened and not self._plugin.streams:
                 # Without a device list the kubelet fails every pod that requests the resource, so register at once, on
@@ -282,39 +274,3 @@ class Registration:
         if problem != self.problem:
             self.problem = problem
             log.warning("%s", problem, extra={"resource": self._plugin.resource})
-
-
-async def _stop(server: grpc.aio.Server) -> None:
-    """Stop the server. If this coroutine is cancelled meanwhile, raise the CancelledError once the server has stopped.
-
-    `Server.stop` awaits `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives when it returns. A
-    caller that awaits `Server.stop` directly would continue although it was cancelled.
-    """
-    stopping = asyncio.create_task(server.stop(_GRACE_SECONDS))
-    try:
-        await asyncio.shield(stopping)
-    except asyncio.CancelledError:
-        await stopping
-        raise
-
-
-def _is_listening(path: Path) -> bool:
-    """Return whether a process listens on the socket. A process that was killed leaves a file without a listener."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.setblocking(False)
-        try:
-            client.connect(str(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
-
-
-def _file_stamp(path: Path) -> FileStamp | None:
-    """Return a value that distinguishes this file from a later one at the same path; None if there is no file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns

@@ -156,25 +156,30 @@ class Grants:
 
         Args:
             cards: The whole cards of the node, and its slices.
-            foreign: The holdings of remnants, of unrecorded pods, and of pods with cards from another plugin. They
-                replace the records of these pods.
+            foreign: The holdings of remnants, of unrecorded pods, of pods with cards from another plugin, and of
+                claims. They replace the records of these pods.
         """
+        return self.refusal_of(holding(gpu_pod, cards), pods, cards, foreign)
+
+    def refusal_of(
+        self, added: Holding, pods: Iterable[GpuPod], cards: Sequence[Card], foreign: Sequence[Holding] = ()
+    ) -> str | None:
+        """Return why a pod or a claim must not get what it would hold; None if it may. See `refusal`."""
         # Another plugin chooses cards itself. If mgpu's record of the same pod counted too, cards would count twice.
         theirs = {held.uid for held in foreign}
         active = {other.pod.uid: other for other in pods if not other.pod.ended and other.pod.uid not in theirs}
-        before = [held for held in foreign if held.uid != gpu_pod.pod.uid]
+        before = [held for held in foreign if held.uid != added.uid]
         self._follow_resizes(active.values(), cards)
         for uid, other in active.items():
             if uid not in self._granted and (other.started_containers or self.has_delivered(uid)):
                 held = holding(other, cards, self._delivered, bare=uid in self.bare)
                 if held.shares and all(share.card is not None for share in held.shares):
                     self._granted[uid] = held
-                elif uid != gpu_pod.pod.uid:
+                elif uid != added.uid:
                     # The pod counts on every card until `UnrecordedPods` has found out which cards it has.
                     before.append(held)
-        added = holding(gpu_pod, cards)
         for uid, granted in self._granted.items():
-            if uid == gpu_pod.pod.uid:
+            if uid == added.uid:
                 # The pod was granted these cards before, so it takes precedence over all later grants. They do not
                 # reduce what is free for it.
                 if granted == added:

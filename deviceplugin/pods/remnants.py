@@ -95,6 +95,11 @@ class Remnants:
         self._resumed = True
         self._changed.wake()
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether `resume` has been called, so that `holdings` names all remnants."""
+        return self._resumed
+
     def write_receipt(self, uid: str, shares: Sequence[Share], cards: Sequence[Card], gpu_pod: GpuPod | None) -> None:
         """Write the receipt of a pod before a container starts on its cards. Raises OSError.
 

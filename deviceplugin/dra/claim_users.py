@@ -1,0 +1,137 @@
+"""The pods of this node that use ResourceClaims, and which requests of which claims their containers reference.
+
+The watch of the pods (`NodeState.pod_watch`) delivers them. The kubelet does not say for which pod it has a claim
+prepared, so `claim_preparation` reads the pods from the claim's `status.reservedFor`, and finds them here.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from deviceplugin.dra.claim_views import base_request
+from mgpu.model.raw_objects import table_at
+
+
+class Reference(NamedTuple):
+    """A reference of a container to a claim.
+
+    Attributes:
+        claim: The name of the ResourceClaim.
+        request: The request without the name of an alternative; "" for the whole claim.
+    """
+
+    claim: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPod:
+    """A pod that uses claims.
+
+    Attributes:
+        claims: The names of its ResourceClaims, as far as they are known.
+        references: The references of each container that has some, in their order.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    ended: bool = False
+    claims: frozenset[str] = frozenset()
+    references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict, hash=False)
+
+
+def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
+    """Return the pod, or None if it uses no claim."""
+    meta, spec, status = raw["metadata"], table_at(raw, "spec"), table_at(raw, "status")
+    names = dict(_claim_names(spec, status))
+    extended = table_at(status, "extendedResourceClaimStatus")
+    if not names and not extended and not _rows(spec, "resourceClaims"):
+        return None
+    references = {
+        str(row.get("name")): found
+        for kind in ("initContainers", "containers")
+        for row in _rows(spec, kind)
+        if (found := (*_references(row, names), *_extended_references(row, extended)))
+    }
+    claims = {*names.values(), *filter(None, (str(extended.get("resourceClaimName") or ""),))}
+    return ClaimPod(
+        meta["uid"],
+        meta.get("namespace", "default"),
+        meta["name"],
+        status.get("phase") in ("Succeeded", "Failed"),
+        frozenset(claims),
+        references,
+    )
+
+
+def _claim_names(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the pod's names of its claims, each with the name of the ResourceClaim."""
+    made = {row.get("name"): row.get("resourceClaimName") for row in _rows(status, "resourceClaimStatuses")}
+    for row in _rows(spec, "resourceClaims"):
+        name = row.get("resourceClaimName") or made.get(row.get("name"))
+        if isinstance(name, str) and name:
+            yield str(row.get("name")), name
+
+
+def _references(container: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Reference]:
+    for row in _rows(table_at(container, "resources"), "claims"):
+        if row.get("name") in names:
+            yield Reference(names[row["name"]], base_request(str(row.get("request") or "")))
+
+
+def _extended_references(container: Mapping[str, Any], extended: Mapping[str, Any]) -> Iterator[Reference]:
+    """Yield the references to the claim that kube-scheduler has created for extended resources."""
+    for row in _rows(extended, "requestMappings"):
+        if row.get("containerName") == container.get("name"):
+            yield Reference(str(extended.get("resourceClaimName")), base_request(str(row.get("requestName") or "")))
+
+
+def _rows(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    rows = table.get(key)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+class ClaimUsers:
+    """The pods of the node that use claims. Thread-safe.
+
+    Args:
+        changed: A function that is called after every change.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._pods: dict[str, ClaimPod] = {}
+        self._lock = threading.Lock()
+
+    def take(self, raw: dict[str, Any]) -> None:
+        """Store a pod that was added or changed."""
+        pod = read_claim_pod(raw)
+        uid = raw["metadata"]["uid"]
+        with self._lock:
+            before = self._pods.get(uid)
+            if pod == before:
+                return
+            if pod is None:
+                self._pods.pop(uid, None)
+            else:
+                self._pods[uid] = pod
+        self._changed()
+
+    def drop(self, raw: dict[str, Any]) -> None:
+        """Remove a pod that the API does not have any more."""
+        with self._lock:
+            gone = self._pods.pop(raw["metadata"]["uid"], None)
+        if gone is not None:
+            self._changed()
+
+    def get(self, uid: str) -> ClaimPod | None:
+        with self._lock:
+            return self._pods.get(uid)
+
+    def users_of(self, namespace: str, claim: str) -> tuple[ClaimPod, ...]:
+        """Return the pods that use a claim, by name and UID, including those that have ended."""
+        with self._lock:
+            found = [pod for pod in self._pods.values() if pod.namespace == namespace and claim in pod.claims]
+        return tuple(sorted(found, key=lambda pod: (pod.name, pod.uid)))
