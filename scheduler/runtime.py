@@ -26,6 +26,7 @@ from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.announcements import Announcements
 from scheduler.claims.repair import ClaimRepair
+from scheduler.claims.templates import ClaimTemplates
 from scheduler.claims.waker import ClaimWaker
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import (
@@ -128,6 +129,7 @@ class Process:
         self.claim_requests = ClaimRequests(self.state, self.claim_decider)
         self.claim_repair = ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
+        self.claim_templates = ClaimTemplates(self.state, writes, self._warn, self.may_decide)
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._record, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
@@ -169,6 +171,8 @@ class Process:
                 self._run("claim repair", lambda: self.claim_repair.run(self._stop)),
                 self._run("claim waker", lambda: self.claim_waker.run(self._stop)),
             ]
+        if self.settings.dra.enabled and self.settings.dra.convert:
+            self._writers.append(self._run("claim templates", lambda: self.claim_templates.run(self._stop)))
         if self.settings.dialects.slices.enabled:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
 
@@ -180,7 +184,7 @@ class Process:
         self.state.reservations.close()
         self._stop.set()
         parts = (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions)
-        for part in (*parts, self.claim_repair, self.claim_waker):
+        for part in (*parts, self.claim_repair, self.claim_waker, self.claim_templates):
             part.wake()
         until = time.monotonic() + _END_SECONDS
         for thread in self._leadership_threads:

@@ -17,6 +17,7 @@ from mgpu.model.resource_claims import Claim, gpu_request
 from mgpu.settings import CARD_POLICIES
 from scheduler.cluster.claim_holdings import ClaimHoldings, log, read_observed_claim
 from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
+from scheduler.cluster.converted_pods import ConvertedPod
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.reservation_cache import ReservationCache
@@ -146,6 +147,16 @@ class ClaimCache:
         """Return the cpu and memory that the first pod of the claim requests; nothing if it is bound or unknown."""
         with self._lock:
             return self._pods.needs(claim.consumers[0].uid) if claim.consumers else NO_CPU_MEMORY
+
+    def converted_pods(self) -> tuple[ConvertedPod, ...]:
+        """Return the converted pods whose claims do not exist yet, by namespace, name and UID."""
+        with self._lock:
+            return self._pods.converted.without_claim()
+
+    def referred_templates(self) -> frozenset[tuple[str, str]]:
+        """Return the namespaces and names of the ResourceClaimTemplates that pods refer to."""
+        with self._lock:
+            return self._pods.converted.referred_templates()
 
     def begin_move(self, uid: str, node: str, shares: tuple[Share, ...], version: int) -> bool:
         """Let the claim hold these shares, too, until `end_move`, because a repair moves it there.

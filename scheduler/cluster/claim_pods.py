@@ -12,6 +12,7 @@ from typing import Any
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import table_at
+from scheduler.cluster.converted_pods import ConvertedPods
 
 Raw = Mapping[str, Any]
 
@@ -32,9 +33,14 @@ class WaitingPod:
 
 
 class ClaimPods:
-    """Part of the ClusterCache, which holds its lock around every call."""
+    """Part of the ClusterCache, which holds its lock around every call.
+
+    Attributes:
+        converted: The pods that the webhook has converted.
+    """
 
     def __init__(self) -> None:
+        self.converted = ConvertedPods()
         self._waiting: dict[str, WaitingPod] = {}
         self._needs: dict[str, CpuMemory] = {}
 
@@ -44,8 +50,9 @@ class ClaimPods:
         Args:
             pod: The same pod as `read_pod` returns it.
         """
+        self.converted.pod_changed(raw, pod)
         if pod.node or pod.deleting or pod.ended or not _has_claims(raw):
-            self.pod_gone(pod.uid)
+            self._drop(pod.uid)
             return
         self._needs[pod.uid] = pod.cpu_memory
         waiting = waiting_pod(raw)
@@ -55,6 +62,10 @@ class ClaimPods:
             self._waiting[pod.uid] = waiting
 
     def pod_gone(self, uid: str) -> None:
+        self.converted.pod_gone(uid)
+        self._drop(uid)
+
+    def _drop(self, uid: str) -> None:
         self._waiting.pop(uid, None)
         self._needs.pop(uid, None)
 
