@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, product
 
 import pytest
@@ -71,7 +72,7 @@ def requests(draw: st.DrawFn, cards: int) -> GpuRequest:
     containers: list[ContainerRequest] = []
     for i in range(draw(st.integers(1, 3))):
         one = draw(strategies.containers(f"r{i}", Stage.APP, cards))
-        if containers and draw(st.booleans()):
+        if containers and draw(st.integers(0, 1)):
             one = replace(containers[-1], container=f"r{i}")
         results = sum(container.cards for container in containers)
         containers.append(replace(one, cards=max(1, min(draw(st.integers(1, 3)), 5 - results))))
@@ -155,7 +156,7 @@ def here(found: list[tuple[ContainerRequest, int]], state: CardState) -> tuple[i
     return tuple(position for position, (_, index) in enumerate(found) if index == state.card.index)
 
 
-def ranked(problem: Problem, chosen: Chosen) -> tuple[object, ...]:
+def ranked(problem: Problem, chosen: Chosen) -> tuple[int, Fraction | int, Chosen]:
     found = list(results(problem, chosen))
     singles = replace(problem.request, containers=tuple(one for one, _ in found))
     cost = oracle.cost_of(singles, problem.cards, *problem.policy)
