@@ -72,7 +72,8 @@ def requests(draw: st.DrawFn, cards: int) -> GpuRequest:
     containers: list[ContainerRequest] = []
     for i in range(draw(st.integers(1, 3))):
         one = draw(strategies.containers(f"r{i}", Stage.APP, cards))
-        if containers and draw(st.integers(0, 1)):
+        is_alike = draw(st.booleans())
+        if containers and is_alike:
             one = replace(containers[-1], container=f"r{i}")
         results = sum(container.cards for container in containers)
         containers.append(replace(one, cards=max(1, min(draw(st.integers(1, 3)), 5 - results))))
