@@ -127,8 +127,7 @@ class Replay:
 
     def _bind(self, gpu_pod: GpuPod, node: str) -> dict[str, str]:
         decision = self._decider.decide(gpu_pod, node)
-        if not isinstance(decision, Reservation):
-            raise RuntimeError(f"{gpu_pod.pod.key} has passed the filter and is rejected on {node}: {decision}")
+        assert isinstance(decision, Reservation), f"{gpu_pod.pod.key} has passed the filter on {node}: {decision}"
         return dict(decision.annotations)
 
     def _allocate(self, number: int, shape: Shape, node: str, pod: Raw) -> dict[str, str]:
@@ -137,8 +136,7 @@ class Replay:
         consumer = {"resource": "pods", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         raw["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": [consumer]}
         decision = self._claim_decider.decide(read_claim(raw, CARD_POLICIES))
-        if not isinstance(decision, Reservation):
-            raise RuntimeError(f"claim-{number} has passed the filter and is rejected on {node}: {decision}")
+        assert isinstance(decision, Reservation), f"claim-{number} has passed the filter on {node}: {decision}"
         for result, index in zip(results, decision.placement.cards("gpu"), strict=True):
             result["device"] = device_name(index)
         raw["metadata"]["resourceVersion"] = "2"
