@@ -165,7 +165,8 @@ class ClaimTemplates:
         """Delete a template, and return whether it is gone."""
         try:
             path = template_path(meta["namespace"], meta["name"])
-            self._api.delete(path, {"preconditions": {"uid": meta["uid"]}})
+            options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": meta["uid"]}}
+            self._api.delete(path, options)
         except (ApiError, Unreachable) as error:
             if not (isinstance(error, ApiError) and error.status in (404, 409)):
                 log.warning("cannot remove template %s: %s", meta["name"], error)
