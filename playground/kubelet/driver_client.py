@@ -75,7 +75,7 @@ class DriverClient:
         """
         with self._lock:
             if not self._stopped.is_set():
-                state = self._channel._channel.check_connectivity_state(True)  # noqa: SLF001
+                state = self._channel._channel.check_connectivity_state(True)
                 self.connected = state == grpc.ChannelConnectivity.READY.value[0]
 
     def prepare(self, claims: Sequence[api.Claim]) -> Mapping[str, api.NodePrepareResourceResponse]:

@@ -64,19 +64,21 @@ def sidecar(container: Raw) -> bool:
     return container.get("restartPolicy") == "Always"
 
 
-def phase_of(pod: Raw, apps: Sequence[ContainerView]) -> str:
+def phase_of(pod: Raw, apps: Sequence[ContainerView], *, released: bool = True) -> str:
     """Return the phase as the kubelet's `getPhase` does. The phases Succeeded and Failed never change.
 
     Args:
         pod: The pod, with the status that the API server has.
         apps: Its containers other than init containers and sidecars.
+        released: Whether the pod has no claims that must be unprepared. Before that, its phase is not Succeeded or
+            Failed.
     """
     before: str = (pod.get("status") or {}).get("phase") or "Pending"
     if before in ("Succeeded", "Failed"):
         return before
     if any(view.latest is None for view in apps):
         return "Pending"
-    if any(view.running for view in apps) or pod["spec"].get("restartPolicy", "Always") == "Always":
+    if any(view.running for view in apps) or pod["spec"].get("restartPolicy", "Always") == "Always" or not released:
         return "Running"
     if all(view.done for view in apps):
         return "Succeeded"
@@ -101,24 +103,12 @@ def pod_status(
         host_ip: The IP address of the node.
         reported: The status that was reported last, or {} before the first report. A condition that does not change
             keeps its time.
-        released: Whether the pod's claims have been unprepared or still can be in use. Until they are, the pod does
-            not get the phase Succeeded or Failed.
+        released: See `phase_of`.
     """
-    phase = phase_of(pod, apps)
-    if not released and phase in ("Succeeded", "Failed") and (pod.get("status") or {}).get("phase") != phase:
-        phase = "Running"
-    kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
-    initialized = all(view.running if kinds[view.name] else view.done for view in inits)
-    ready = phase == "Running" and all(view.running for view in apps)
+    phase = phase_of(pod, apps, released=released)
     done = phase == "Succeeded"
     ended = phase in ("Succeeded", "Failed")
-    flags = {
-        "PodReadyToStartContainers": any(view.running for view in (*inits, *apps)),
-        "Initialized": initialized or done,
-        "ContainersReady": ready,
-        "Ready": ready,
-        "PodScheduled": True,
-    }
+    flags = _flags(pod, inits, apps, phase)
     old = reported or pod.get("status") or {}
     status: Json = {
         "phase": phase,
@@ -132,6 +122,20 @@ def pod_status(
     if inits:
         status["initContainerStatuses"] = [_container(view, ended=ended) for view in inits]
     return status
+
+
+def _flags(pod: Raw, inits: Sequence[ContainerView], apps: Sequence[ContainerView], phase: str) -> dict[str, bool]:
+    """Return the values of the conditions by their types."""
+    kinds = {c["name"]: sidecar(c) for c in pod["spec"].get("initContainers") or ()}
+    initialized = all(view.running if kinds[view.name] else view.done for view in inits)
+    ready = phase == "Running" and all(view.running for view in apps)
+    return {
+        "PodReadyToStartContainers": any(view.running for view in (*inits, *apps)),
+        "Initialized": initialized or phase == "Succeeded",
+        "ContainersReady": ready,
+        "Ready": ready,
+        "PodScheduled": True,
+    }
 
 
 def rejected(reason: str, message: str) -> Json:

@@ -17,11 +17,14 @@ CORE = "example.com/core"
 class Plugin(services.DevicePluginServicer):
     """Serves `resource` with `ids` on `<folder>/<socket>`; `register()` makes the kubelet dial it.
 
-    streams: the number of ListAndWatch calls so far.
+    pre_start: whether the kubelet must call PreStartContainer. streams: the number of ListAndWatch calls so far.
     """
 
-    def __init__(self, folder: Path, ids: int = 8, resource: str = CORE, socket: str = "p.sock") -> None:
+    def __init__(
+        self, folder: Path, ids: int = 8, resource: str = CORE, socket: str = "p.sock", *, pre_start: bool = True
+    ) -> None:
         self.folder, self.resource, self.socket = folder, resource, socket
+        self.pre_start = pre_start
         self.devices = {f"id-{i}": True for i in range(ids)}
         self.allocated: list[list[str]] = []
         self.started: list[list[str]] = []
@@ -66,7 +69,7 @@ class Plugin(services.DevicePluginServicer):
     def GetDevicePluginOptions(self, request: Any, context: Any) -> api.DevicePluginOptions:  # noqa: N802, ARG002
         if self.refuse_options:
             context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
-        return api.DevicePluginOptions(pre_start_required=True)
+        return api.DevicePluginOptions(pre_start_required=self.pre_start)
 
     def ListAndWatch(self, request: Any, context: Any) -> Iterator[api.ListAndWatchResponse]:  # noqa: N802, ARG002
         with self._changed:

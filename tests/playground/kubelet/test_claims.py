@@ -77,6 +77,28 @@ class Claims:
                 self.reserve(claim, pod)
         return pod
 
+    def bind(self, name: str) -> None:
+        """Bind a pod to the node, as a scheduler does when the pod's status is complete."""
+        target = {"kind": "Node", "name": "n1"}
+        self.cluster.api.create(f"{PODS}/{name}/binding", {"metadata": {"name": name}, "target": target})
+
+    def extended(self, name: str, *, limits: dict[str, str]) -> None:
+        """Create a pod with two containers c and d, each of which gets a card by the claim of kube-scheduler."""
+        requests = {"c": "container-0-request-0", "d": "container-1-request-0"}
+        claim = f"{name}-extended"
+        self.claim(claim, {"card-0": requests["c"], "card-1": requests["d"]})
+        amounts = {"requests": limits, "limits": limits}
+        containers = [{"name": container, "image": "i", "resources": amounts} for container in requests]
+        self.reserve(claim, self.cluster.submit(name, containers=containers))
+        mappings = [
+            {"containerName": container, "resourceName": resource, "requestName": request}
+            for container, request in requests.items()
+            for resource in limits
+        ]
+        status = {"extendedResourceClaimStatus": {"resourceClaimName": claim, "requestMappings": mappings}}
+        self.cluster.api.patch(f"{PODS}/{name}/status", {"status": status})
+        self.bind(name)
+
     def log(self, pod: str, container: str = "c") -> str:
         return self.cluster.runtime.logs("default", pod, container)
 
@@ -318,12 +340,12 @@ def test_pod_that_vanished_while_the_kubelet_was_stopped_is_unprepared(claims: C
 def test_claim_of_a_template_belongs_to_its_pod(claims: Claims) -> None:
     claims.driver().devices["made"] = [_device(0)]
     claims.claim("made")
-    with claims.cluster.kubelet.holding():
-        entries = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
-        pod = claims.cluster.create("p", core=0, containers=[_container("c", "gpu")], resourceClaims=entries)
-        claims.reserve("made", pod)
-        status = {"status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]}}
-        claims.cluster.api.patch(f"{PODS}/p/status", status)
+    entries = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    pod = claims.cluster.submit("p", containers=[_container("c", "gpu")], resourceClaims=entries)
+    claims.reserve("made", pod)
+    status = {"status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "made"}]}}
+    claims.cluster.api.patch(f"{PODS}/p/status", status)
+    claims.bind("p")
     assert "was not created for Pod default/p (Pod is not owner)" in until(claims.warnings)[0]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod["metadata"]["uid"], "controller": True}
     claims.cluster.api.patch(f"{CLAIMS}/made", {"metadata": {"ownerReferences": [owner]}})
@@ -333,22 +355,27 @@ def test_claim_of_a_template_belongs_to_its_pod(claims: Claims) -> None:
 
 def test_extended_resource_comes_from_the_claim_of_kube_scheduler(claims: Claims) -> None:
     claims.driver().devices["p-extended"] = [_device(0, "container-0-request-0"), _device(1, "container-1-request-0")]
-    claims.claim("p-extended", {"card-0": "container-0-request-0", "card-1": "container-1-request-0"})
-    amounts = {"requests": {CORE: "1"}, "limits": {CORE: "1"}}
-    with claims.cluster.kubelet.holding():
-        containers = [{"name": name, "image": "i", "resources": amounts} for name in ("c", "d")]
-        pod = claims.cluster.create("p", core=0, containers=containers)
-        claims.reserve("p-extended", pod)
-        mappings = [
-            {"containerName": name, "resourceName": CORE, "requestName": f"container-{i}-request-0"}
-            for i, name in enumerate("cd")
-        ]
-        extended = {"resourceClaimName": "p-extended", "requestMappings": mappings}
-        claims.cluster.api.patch(f"{PODS}/p/status", {"status": {"extendedResourceClaimStatus": extended}})
+    claims.extended("p", limits={CORE: "1"})
     claims.cluster.wait_running("p")
     assert claims.log("p", "c") == "CARD0=yes\n"
     assert claims.log("p", "d") == "CARD1=yes\n"
     assert [row.claim_name for row in claims.dynamic_resources("p", "d")] == ["p-extended"]
+
+
+def test_extended_resource_of_a_claim_is_not_allocated_by_the_device_plugin(claims: Claims) -> None:
+    plugin = claims.cluster.plugin(ids=1, pre_start=False)
+    claims.driver()
+    claims.extended("p", limits={CORE: "1"})  # two containers, but the plugin has one id
+    claims.cluster.wait_running("p")
+    assert plugin.allocated == []
+
+
+def test_pre_start_fails_for_an_extended_resource_of_a_claim(claims: Claims) -> None:
+    """The kubelet of 1.36 asks the plugin before the start although it has not allocated anything there."""
+    claims.cluster.plugin()
+    claims.driver()
+    claims.extended("p", limits={CORE: "1"})
+    until(lambda: "no devices found allocated in local cache" in claims.cluster.waiting("p").get("message", ""))
 
 
 def test_pod_resources_and_checkpoint_name_the_devices_of_a_container(claims: Claims) -> None:
