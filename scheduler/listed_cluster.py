@@ -44,6 +44,8 @@ def fill_cache(state: ClusterCache, lists: ClusterLists) -> list[str]:
         (lists.configmaps, state.configmap_changed),
         (lists.mtgpupods, state.mtgpupods.mtgpupod_changed),
         (lists.pods, state.pod_changed),
+        (lists.classes, state.claims.class_changed),
+        (lists.claims, state.claims.claim_changed),
     ):
         for raw in rows:
             take(raw)
@@ -131,6 +133,9 @@ def _read_cluster(api: Api, settings: Settings, nodes: Sequence[str]) -> tuple[C
         cluster_objects.unhealthy_lists(api),
         cluster_objects.mtgpupods(api),
         chain.from_iterable(cluster_objects.whole_pods(api, fields) for fields in on_them),
+        # No field selector selects the claims on a node.
+        cluster_objects.claims(api),
+        cluster_objects.device_classes(api),
     )
     state = ClusterCache(settings)
     return state, fill_cache(state, lists)

@@ -17,6 +17,7 @@ from mgpu.dialects import gpushare, mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.gangs import POD_GROUP_APIS, POD_GROUP_PATHS, GangName
+from mgpu.model.resource_claims import CLAIMS, CLASSES
 from mgpu.presentation.plain_text import one_line
 
 Raw = dict[str, Any]
@@ -30,6 +31,8 @@ class ClusterLists(NamedTuple):
     configmaps: Iterable[Raw]
     mtgpupods: Iterable[Raw]
     pods: Iterable[Raw]
+    claims: Iterable[Raw] = ()
+    classes: Iterable[Raw] = ()
 
 
 def read_lists(api: Api) -> ClusterLists:
@@ -40,6 +43,8 @@ def read_lists(api: Api) -> ClusterLists:
         nodes=tuple(nodes(api)),
         pods=tuple(pods(api)),
         mtgpupods=tuple(mtgpupods(api)),
+        claims=tuple(claims(api)),
+        classes=tuple(device_classes(api)),
     )
 
 
@@ -80,6 +85,30 @@ def mtgpupods(api: Api) -> Iterator[Raw]:
         if error.status != 403:
             raise
         click.echo(f"MtgpuPods are omitted; the holdings of their Pods are shown: {one_line(error.message)}", err=True)
+
+
+def claims(api: Api) -> Iterator[Raw]:
+    """Yield the ResourceClaims; none if the API server does not serve them.
+
+    If the user may not list them, the function prints a warning and yields none.
+    """
+    try:
+        for raw in _list(api, CLAIMS, empty_status=404):
+            raw["metadata"].pop("managedFields", None)
+            yield raw
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        click.echo(f"ResourceClaims are omitted, and what they hold of the cards: {one_line(error.message)}", err=True)
+
+
+def device_classes(api: Api) -> Iterator[Raw]:
+    """Yield the DeviceClasses; none if the API server does not serve them or the user may not list them."""
+    try:
+        yield from _list(api, CLASSES, empty_status=404)
+    except ApiError as error:
+        if error.status != 403:
+            raise
 
 
 def unhealthy_lists(api: Api) -> Iterator[Raw]:

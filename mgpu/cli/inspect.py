@@ -16,6 +16,7 @@ from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.quantities import format_bytes, format_core
 from mgpu.presentation.card_map import card_map
 from mgpu.presentation.card_views import nodes_json
+from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.gang_views import GangView, describe_gang, gang_json
 from mgpu.presentation.measured_use import ClusterUse
 from mgpu.presentation.mtgpupod_tables import NodeAccount, account_nodes, accounting_json, mtgpupods_json
@@ -30,7 +31,8 @@ _MOST_PODS = 20
 
 
 def overview_of(lists: cluster_objects.ClusterLists, settings: Settings) -> Overview:
-    return make_overview(lists.nodes, lists.devices, lists.pods, settings, lists.configmaps, lists.mtgpupods)
+    claims = read_claims(lists.claims, lists.classes)
+    return make_overview(lists.nodes, lists.devices, lists.pods, settings, lists.configmaps, lists.mtgpupods, claims)
 
 
 def overview_json(cluster: Overview, gangs: Sequence[GangView] = (), use: ClusterUse | None = None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Amount, GpuRequest, peak
 from mgpu.model.pods import Pod, read_node, read_pod
 from mgpu.presentation.card_views import NodeView
+from mgpu.presentation.claim_views import NO_CLAIMS, ClaimViews, read_claims, split_name
 from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
 from mgpu.presentation.overview import make_overview, read_request
 from mgpu.presentation.plain_text import one_line
@@ -69,7 +70,14 @@ def main(
             pods = list(cluster_objects.pods(api))
             if not memory_unit:
                 settings = in_unit(settings, unit_of_nodes(nodes))
-            rows = node_rows(nodes, cluster_objects.devices(api), pods, settings, cluster_objects.mtgpupods(api))
+            rows = node_rows(
+                nodes,
+                cluster_objects.devices(api),
+                pods,
+                settings,
+                cluster_objects.mtgpupods(api),
+                read_claims(cluster_objects.claims(api)),
+            )
     except BadObject as error:
         raise BadInput(str(error)) from error
     if name and not any(node["metadata"]["name"] == name for node in nodes):
@@ -105,13 +113,14 @@ def node_rows(
     raws: Sequence[Raw],
     settings: Settings,
     mtgpupods: Iterable[Raw] = (),
+    claims: ClaimViews = NO_CLAIMS,
 ) -> list[NodeRow]:
     """Return the rows of the nodes with GPUs, sorted by name.
 
     Args:
         raws: the Pods of the cluster.
     """
-    cluster = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods)
+    cluster = make_overview(nodes, devices, raws, settings, mtgpupods=mtgpupods, claims=claims)
     addresses = {str(raw["metadata"]["name"]): _address(raw) for raw in nodes}
     pods = [pod for pod in map(read_pod, raws) if pod.node and not pod.ended and f"Pod {pod.key}" in cluster.unclear]
     rows = []
@@ -146,7 +155,7 @@ def _node_row(view: NodeView, address: str, requested: Mapping[str, int], unit: 
     pods = []
     for key in pending:
         if key in held or pending[key]:
-            namespace, _, name = key.partition("/")
+            namespace, name = split_name(key)
             pods.append(PodRow(namespace, name, held.get(key, {}), -(-pending[key] // unit)))
     pods.sort(key=lambda pod: (min(pod.cards, default=-1), pod.namespace, pod.name))
     return NodeRow(view.name, address, tuple(cards), tuple(pods))

@@ -15,6 +15,7 @@ from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, slice_de
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Stage
 from mgpu.model.slice_names import MIG, Slice, is_slice
+from mgpu.presentation.claim_views import holder_name
 from mgpu.version import AGENT_ANNOTATION, parse_agent_report
 
 
@@ -23,16 +24,16 @@ class CardUse:
     """The part of one card that one pod holds.
 
     Attributes:
-        pod: the pod as `namespace/name`. If only its UID is known, it is `pod UID`, or the UID alone for the pod of a
-            slice.
-        containers: the containers that have the card.
+        pod: the pod as `namespace/name`, or the ResourceClaim as `claim namespace/name`. If only the UID is known, it
+            is `pod UID`, or the UID alone for the pod of a slice.
+        containers: the containers that have the card. For a claim, its requests.
         core: the most core that the pod needs at any time, in thousandths of a card. It is 0 for an occupy pod that
             keeps a card for its MtgpuPods.
         memory: the most memory that the pod needs at any time, in bytes. It is 0 for such an occupy pod.
         certain: whether the pod's cards are known. A pod whose cards are unknown holds its share on every card of its
             node.
-        dialect: the vocabulary of the request; `nvidia` if an agent found the cards without an allocation record, and
-            "" if it is unknown.
+        dialect: the vocabulary of the request; `dra` for a claim, `nvidia` if an agent found the cards without an
+            allocation record, and "" if it is unknown.
         occupies: the GPUID for which an occupy pod keeps the card; "" for all other pods. An occupy pod is left out if
             other pods hold the card of its GPUID.
     """
@@ -218,7 +219,7 @@ def _holder(held: _Held, device: Card) -> str:
     If an app container uses the slice after an init container, the result is the app container.
     """
     containers = [
-        (share.stage == Stage.INIT, f"{_name(holding)}/{share.container}".rstrip("/"))
+        (share.stage == Stage.INIT, f"{holder_name(holding)}/{share.container}".rstrip("/"))
         for holding in held.near([device])
         for share in holding.shares
         if share.is_on(device)
@@ -251,17 +252,12 @@ def _uses(held: _Held, cards: Sequence[Card], gpuid: str = "") -> tuple[CardUse,
             if holding.occupies and holding.gpuid == gpuid:
                 core = memory = 0
             occupies = holding.gpuid if holding.occupies else ""
+            name = holder_name(holding)
             uses.append(
-                CardUse(
-                    _name(holding), containers, core, memory, certain, holding.constraints, holding.dialect, occupies
-                )
+                CardUse(name, containers, core, memory, certain, holding.constraints, holding.dialect, occupies)
             )
     users = tuple(use for use in uses if not gpuid or use.occupies != gpuid)
     return users or tuple(uses)
-
-
-def _name(holding: Holding) -> str:
-    return holding.key if holding.name else f"pod {holding.uid}"
 
 
 def nodes_json(nodes: Iterable[NodeView]) -> dict[str, Any]:

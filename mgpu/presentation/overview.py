@@ -21,8 +21,10 @@ from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, unknown_sha
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
+from mgpu.model.resource_claims import DRA
 from mgpu.model.slice_names import MIG, MPS
 from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes, with_isolation
+from mgpu.presentation.claim_views import NO_CLAIMS, ClaimViews, holder_name
 from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card, occupying, read_mtgpupods
 from mgpu.settings import Settings
 
@@ -32,10 +34,10 @@ _SLICE_ANNOTATIONS = (node_slices.ANNOTATION, node_slices.EXISTING, node_slices.
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A spread group or same-card group whose pods hold cards.
+    """A spread group or same-card group whose pods or claims hold cards.
 
     Attributes:
-        pods: the pods as `namespace/name`, sorted.
+        pods: the pods as `namespace/name` and the claims as `claim namespace/name`, sorted.
     """
 
     group: Group
@@ -49,10 +51,11 @@ class Overview:
 
     Attributes:
         nodes: the nodes, sorted by name.
-        pending: the GPU pods without a node and the MtgpuPods without a card, as `namespace/name`, sorted.
+        pending: the GPU pods without a node and the MtgpuPods without a card, as `namespace/name`, and the
+            ResourceClaims that pods wait for, as `claim namespace/name`, sorted.
         unclear: the reasons why objects cannot be read or their cards are unknown, by kind and name of the object (`Pod
             default/train`).
-        constraints: the constraints of the GPU pods that have some and have not ended, by `namespace/name`.
+        constraints: the constraints of the GPU pods and claims that have some and have not ended, by these names.
         groups: the groups, sorted by constraint, namespace and name.
         mtgpupods: the MtgpuPods that have not ended or still hold a card, sorted by namespace and name.
         agents_not_ready: for each node whose agent is not ready, the Pod of the agent. These nodes get no new GPU pods.
@@ -71,7 +74,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a pod holds.
+    """What a pod holds. (It is no ResourceClaim.)
 
     Attributes:
         holding: the holding of the pod; None if it holds nothing.
@@ -125,12 +128,13 @@ def _read_record(pod: Pod, request: GpuRequest | BadObject | None) -> Claim:
 
 
 def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | None:
-    """Return a problem if the record of a holding names cards that its node does not have, or None.
+    """Return a problem if the record or allocation of a holding names cards that its node does not have, or None.
 
     Holdings that an agent found without a record are not checked, because the Device object need not list their cards.
     """
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
-    return f"its record names {names}, which {holding.node} does not have" if names else None
+    what = "allocation" if holding.dialect == DRA else "record"
+    return f"its {what} names {names}, which {holding.node} does not have" if names else None
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
@@ -152,6 +156,7 @@ def make_overview(
     settings: Settings,
     configmaps: Iterable[Raw] = (),
     mtgpupods: Iterable[Raw] = (),
+    claims: ClaimViews = NO_CLAIMS,
 ) -> Overview:
     """Return the snapshot of a cluster from raw API objects.
 
@@ -159,6 +164,7 @@ def make_overview(
 
     Args:
         configmaps: the ConfigMaps of gpushare that can list unhealthy cards (docs/design/gpushare.md).
+        claims: the ResourceClaims.
     """
     reader = _Reader(settings)
     reader.read_devices(devices)
@@ -169,6 +175,7 @@ def make_overview(
     reader.hold_unknown_pods()
     mtgpu = read_mtgpupods(mtgpupods, pods)
     reader.read_mtgpupods(mtgpu)
+    reader.read_claims(claims)
     return Overview(
         tuple(
             with_isolation(view, reader.nodes.get(view.name)) for view in view_nodes(reader.ledger, reader.partitions)
@@ -311,6 +318,16 @@ class _Reader:
             if problem:
                 self.unclear[f"MtgpuPod {view.pod.key}"] = problem
 
+    def read_claims(self, claims: ClaimViews) -> None:
+        self.pending += claims.waiting
+        self.constraints |= claims.constraints
+        self.unclear |= claims.unclear
+        for holding in claims.holdings:
+            self.ledger.hold(holding)
+            problem = describe_missing_cards(holding, self.ledger.nodes().get(holding.node, ()))
+            if problem:
+                self.unclear[f"ResourceClaim {holding.key}"] = problem
+
 
 def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions, str]:
     """Return the slices of a node's GPUs, and the reason why they cannot be read, or ""."""
@@ -337,6 +354,6 @@ def mark_unhealthy(cards: Iterable[Card], unhealthy: Collection[int]) -> tuple[C
 
 def list_groups(ledger: Ledger) -> tuple[GroupView, ...]:
     return tuple(
-        GroupView(group, tuple(sorted(held.key for held in ledger.members(group))), ledger.group_cards(group))
+        GroupView(group, tuple(sorted(map(holder_name, ledger.members(group)))), ledger.group_cards(group))
         for group in ledger.groups()
     )

@@ -21,6 +21,8 @@ from mgpu.kube import Api, ApiError
 from mgpu.kube.secrets import SecretStore
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import BadObject
+from mgpu.model.resource_claims import CLAIMS
+from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.overview import make_overview
 from mgpu.serving.record_keys import read_public_keys
 from mgpu.settings import Settings
@@ -94,7 +96,15 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
         [pod for pod in pods if _is_own(pod, namespace) or is_nvidia_plugin(pod)],
-        make_overview(nodes, devices, pods, settings, cluster_objects.unhealthy_lists(api), listing(mtgpu.COLLECTION)),
+        make_overview(
+            nodes,
+            devices,
+            pods,
+            settings,
+            cluster_objects.unhealthy_lists(api),
+            listing(mtgpu.COLLECTION),
+            read_claims(listing(CLAIMS)),
+        ),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
         {

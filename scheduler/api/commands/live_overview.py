@@ -24,6 +24,7 @@ from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.pods import read_pod
 from mgpu.presentation.answers import ClusterAnswer, encode_cluster, encode_node
+from mgpu.presentation.claim_views import ClaimViews, selects_our_devices, view_claims
 from mgpu.presentation.gang_views import GangView
 from mgpu.presentation.mtgpupod_tables import MtgpuPods, by_container, missing_card, read_mtgpupods
 from mgpu.presentation.overview import (
@@ -166,11 +167,16 @@ class LiveOverview:
         cards = {name: self._state.cards(name) for name in {view.pod.node for view in views}}
         problems = ((view.pod.key, missing_card(view, cards[view.pod.node])) for view in views)
         unclear |= {f"MtgpuPod {key}": problem for key, problem in problems if problem}
+        claims = self._claims()
+        unclear |= dict(self._unclear_claims(claims))
+        without_card = (v.pod.key for v in views if not v.pod.card_uuid)
+        constrained = (g for g in pods if g.constraints != NO_CONSTRAINTS and not g.pod.ended)
+        constraints = {g.pod.key: g.constraints for g in constrained} | dict(claims.constraints)
         return Overview(
             (),
-            tuple(sorted([*(g.pod.key for g in waiting), *(v.pod.key for v in views if not v.pod.card_uuid)])),
+            tuple(sorted([*(g.pod.key for g in waiting), *without_card, *claims.waiting])),
             dict(sorted(unclear.items())),
-            {g.pod.key: g.constraints for g in _by_key(pods) if g.constraints != NO_CONSTRAINTS and not g.pod.ended},
+            dict(sorted(constraints.items())),
             list_groups(self._grouped()),
             views,
             self._state.agents_not_ready(),
@@ -193,6 +199,16 @@ class LiveOverview:
                     problem = describe_missing_cards(holding, self._state.cards(pod.node)) or ""
             if problem:
                 yield f"Pod {pod.key}", problem
+
+    def _claims(self) -> ClaimViews:
+        claims = self._state.claims
+        return view_claims(claims.items(), lambda name: selects_our_devices(claims.class_selectors(name)))
+
+    def _unclear_claims(self, claims: ClaimViews) -> Iterator[tuple[str, str]]:
+        for holding in claims.holdings:
+            problem = describe_missing_cards(holding, self._state.cards(holding.node))
+            if problem:
+                yield f"ResourceClaim {holding.key}", problem
 
     def _grouped(self) -> Ledger:
         """Return a ledger with all holdings that belong to groups, and the cards of their nodes."""

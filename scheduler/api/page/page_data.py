@@ -24,6 +24,7 @@ from mgpu.presentation.card_views import (
     view_nodes,
     with_isolation,
 )
+from mgpu.presentation.claim_views import holder_name
 from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.presentation.mtgpupod_tables import MtgpuView
 from mgpu.presentation.overview import slice_annotations
@@ -70,7 +71,7 @@ def node_json(contents: NodeContents) -> Json:
     unsure = {use.pod for device in view.devices for use in device.uses if not use.certain}
     keeps = {use.pod: use.occupies for device in view.devices for use in device.uses if use.occupies}
     dialects = {use.pod: use.dialect for device in view.devices for use in device.uses}
-    reserved = {holding.key for holding in contents.held if not holding.bound}
+    reserved = {holder_name(holding) for holding in contents.held if not holding.bound}
     number = {pod: i for i, pod in enumerate(dialects)}
     pods = [
         {"name": pod, "dialect": dialect}
@@ -117,7 +118,7 @@ def detail_json(contents: NodeContents) -> Json:
     """
     view = view_of(contents)
     rows = nodes_json([view])[view.name]["cards"]
-    reserved = {holding.key for holding in contents.held if not holding.bound}
+    reserved = {holder_name(holding) for holding in contents.held if not holding.bound}
     for row, device in zip(rows, view.devices, strict=True):
         card = device.state.card
         row |= {"model": card.model, "numa": card.numa, "minor": card.minor, "cut": device.mode}

@@ -11,6 +11,7 @@ import pytest
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
 from mgpu.presentation.answers import ClusterAnswer, decode_cluster
+from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import load_settings
 from mgpu.version import AGENT_ANNOTATION, AgentReport, IsolationReport, write_agent_report
@@ -20,6 +21,7 @@ from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_outlook import GangOutlooks
 from tests import builders as b
 from tests.agent_pods import agent
+from tests.claim_objects import CLASS, claim
 from tests.clock import Clock
 from tests.scheduler.fake import SETTINGS, Replica, cluster
 
@@ -56,8 +58,10 @@ class Objects:
         configmaps: Iterable[Raw] = (),
         mtgpupods: Iterable[Raw] = (),
         settings: Any = SETTINGS,
+        claims: Iterable[Raw] = (),
     ) -> None:
         self.lists = [list(rows) for rows in (nodes, devices, pods, configmaps, mtgpupods)]
+        self.claims = list(claims)
         self.settings = settings
         self.state = ClusterCache(settings)
         nodes, devices, pods, configmaps, mtgpupods = self.lists
@@ -67,6 +71,8 @@ class Objects:
             (configmaps, self.state.configmap_changed),
             (mtgpupods, self.state.mtgpupods.mtgpupod_changed),
             (pods, self.state.pod_changed),
+            ([CLASS], self.state.claims.class_changed),
+            (self.claims, self.state.claims.claim_changed),
         ):
             for raw in rows:
                 raw["metadata"].setdefault("resourceVersion", "1")
@@ -74,7 +80,8 @@ class Objects:
 
     def listed(self) -> Overview:
         nodes, devices, pods, configmaps, mtgpupods = self.lists
-        return make_overview(nodes, devices, pods, self.settings, configmaps, mtgpupods)
+        claims = read_claims(self.claims, [CLASS])
+        return make_overview(nodes, devices, pods, self.settings, configmaps, mtgpupods, claims)
 
     def live(self) -> Overview:
         return decoded(live_of(self.state, self.settings)).overview
@@ -121,6 +128,24 @@ def test_pods_in_every_state_are_shown_as_from_lists() -> None:
     assert found.live() == found.listed()
     assert [node.isolation for node in found.live().nodes] == ["", "driver", "", ""]
     assert set(found.live().unclear) >= {"Pod default/unreadable", "Pod default/absent", "Pod default/undecided"}
+
+
+def test_claims_are_shown_as_from_lists() -> None:
+    claims = [
+        claim("one", 0),
+        claim("wide", 0, 1, annotations={"mgpu.io/spread-group": "web"}),
+        claim("waits", of_pod="uid-p", annotations={"mgpu.io/card-models": "H100"}),
+        claim("unused"),
+        claim("lost", 9),
+        claim("nic", 0, driver="nics.example.com"),
+        claim("odd", 1, node="n2", annotations={"mgpu.io/card-policy": "unknown"}),
+    ]
+    nodes = [b.node(name) for name in ("n1", "n2")]
+    found = Objects(nodes, [device("n1"), device("n2")], pods_in_every_state(), claims=claims)
+    assert found.live() == found.listed()
+    assert {"claim ml/one", "claim ml/wide"} <= {use.pod for use in found.live().nodes[0].cards[0].uses}
+    assert "claim ml/waits" in found.live().pending
+    assert "ResourceClaim ml/lost" in found.live().unclear
 
 
 def test_a_node_that_lists_all_pods_with_cards_shows_bare_pods_as_from_lists() -> None:
