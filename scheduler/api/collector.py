@@ -202,7 +202,12 @@ def _of_models(sums: Figures) -> Iterator[Metric]:
 def _of_dialects(sums: Figures) -> Iterator[Metric]:
     dialects = sorted({key for figure, key in sums if figure == Figure.PODS})
     for name, figure, unit, text in (
-        ("mgpu_dialect_pods", Figure.PODS, 1, "Pods that hold cards or slices, by vocabulary. ResourceClaims count as dra."),
+        (
+            "mgpu_dialect_pods",
+            Figure.PODS,
+            1,
+            "Pods that hold cards or slices, by vocabulary. ResourceClaims count as dra.",
+        ),
         ("mgpu_dialect_core_cards", Figure.HELD_CORE, _MILLI, "Compute that pods hold, in cards, by vocabulary."),
         ("mgpu_dialect_memory_bytes", Figure.HELD_MEMORY, 1, "Memory of cards that pods hold, by vocabulary."),
     ):
