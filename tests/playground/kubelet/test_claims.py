@@ -438,6 +438,16 @@ def test_driver_without_a_known_service_is_refused(claims: Claims) -> None:
     assert "none of services supported by the plugin" in driver.statuses[0].error
 
 
+def test_driver_that_restarts_is_registered_again(claims: Claims) -> None:
+    claims.driver().stop()
+    again = claims.driver()
+    assert again.registered
+    claims.claim("a")
+    claims.pod("p", {"gpu": "a"})
+    claims.cluster.wait_running("p")
+    assert again.prepared == ["a"]
+
+
 def test_newest_connected_instance_of_a_driver_is_called(claims: Claims) -> None:
     old = claims.driver("old")
     new = claims.driver("new")
