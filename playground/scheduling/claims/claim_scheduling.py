@@ -109,7 +109,8 @@ class ClaimScheduling:
             if blocked := self._block(pod, claim, known):
                 return blocked
         stale = next((c for c in self._store.claims() if _is_extended_for(c, pod)), None) if wants_extended else None
-        return PodClaims(self._api, self._store, pod, claims, classes if wants_extended else {}, stale)
+        extended = classes if wants_extended else {}
+        return PodClaims(self._api, self._store, self._claim_changed, pod, claims, extended, stale)
 
     def _claims_of(self, pod: Raw) -> list[Raw] | Blocked:
         found = []
@@ -147,12 +148,20 @@ class ClaimScheduling:
 
 
 class PodClaims:
-    """The claims of a pod during one attempt to schedule it."""
+    """The claims of a pod during one attempt to schedule it.
+
+    Args:
+        changed: Is called with each claim that was written.
+        claims: The claims that the pod names.
+        extended: The DeviceClasses by the extended resources that they stand for; empty if the pod requests none.
+        stale: The claim for the extended resources of the pod that an earlier attempt has created, if there is one.
+    """
 
     def __init__(
         self,
         api: Api,
         store: ClaimStore,
+        changed: Callable[[Raw], None],
         pod: Raw,
         claims: list[Raw],
         extended: Mapping[str, str],
@@ -160,6 +169,7 @@ class PodClaims:
     ) -> None:
         self._api = api
         self._store = store
+        self._changed = changed
         self._pod = pod
         self._claims = claims
         self._extended = extended
@@ -247,7 +257,10 @@ class PodClaims:
     def _reserve(self, flying: Raw, claim: Raw, allocation: Raw | None) -> None:
         written = claim_writes.reserve(self._api, claim, self._pod, allocation)
         self._written.append(written)
-        self._store.end_flight(flying["metadata"]["uid"], written)
+        # Pods that use the same claim may wait for its allocation. The event for it is raised here, because the watch
+        # will show nothing newer.
+        self._changed(written)
+        self._store.end_flight(flying["metadata"]["uid"])
 
     def unreserve(self) -> None:
         """Undo `reserve` and what `bind` has written. An allocation that was written stays.
@@ -265,7 +278,7 @@ class PodClaims:
             self._try(lambda: claim_writes.delete(self._api, created))
 
     def _release(self, claim: Raw) -> None:
-        self._store.set_claim(claim_writes.release(self._api, claim, self._pod))
+        self._changed(claim_writes.release(self._api, claim, self._pod))
 
     def _try(self, write: Callable[[], Any]) -> None:
         try:

@@ -96,10 +96,8 @@ class ClaimStore:
         with self._lock:
             self._in_flight[uid] = allocation
 
-    def end_flight(self, uid: str, written: Raw | None = None) -> None:
-        """Note that the allocation was written as the claim `written`, or that it was given up."""
-        if written is not None:
-            self.set_claim(written)
+    def end_flight(self, uid: str) -> None:
+        """Note that the allocation was written and the claim stored here, or that it was given up."""
         with self._lock:
             self._in_flight.pop(uid, None)
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from mgpu.model.resource_claims import DRIVER
 from playground.apiserver import User
-from tests.playground.apiserver.api import Reply
+from tests.playground.apiserver.api import Api, Reply
 from tests.playground.apiserver.conftest import served
-from tests.playground.apiserver.test_authorization import NAME, Api, Server, rule
-from tests.playground.claim_objects import DRIVER, ROOT, claim, share
+from tests.playground.apiserver.test_authorization import NAME, Server, rule
+from tests.playground.claim_objects import ROOT, claim, share
 from tests.waiting import until
 
 TOKENS = {"admin": User("kubernetes-admin"), "worker": User(NAME, ("system:serviceaccounts",))}

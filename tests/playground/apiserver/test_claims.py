@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from mgpu.model.resource_claims import DRIVER
 from tests.playground.apiserver.api import MERGE, TABLE, Api, Reply, pod
 from tests.playground.apiserver.hooks import Hooks, allow, deny, patched
 from tests.playground.claim_objects import (
     CLASSES,
-    DRIVER,
     ROOT,
     claim,
     claim_spec,
@@ -218,7 +218,7 @@ def test_devices_of_a_status_are_allocated_ones_and_go_with_the_allocation(api: 
     found = allocation(shareID=SHARE)
     ready = {"type": "Prepared", "status": "True", "reason": "Prepared", "message": ""}
     ready["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    row = {"driver": DRIVER, "pool": "n1", "device": "card-0", "shareID": SHARE, "conditions": [ready]}
+    row: dict[str, Any] = {"driver": DRIVER, "pool": "n1", "device": "card-0", "shareID": SHARE, "conditions": [ready]}
     row["data"] = {"any": ["thing"]}
     assert write_status(api, claims, {"allocation": found}).code == 200
     stored = write_status(api, claims, {"allocation": found, "devices": [row]})
