@@ -28,7 +28,7 @@ MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 Raw = dict[str, Any]
 
 
-def asking(name: str = "c", **amounts: object) -> Raw:
+def asking(name: str = "c", /, **amounts: object) -> Raw:
     """Return a container that requests these amounts, in requests and limits."""
     texts = {key: str(value) for key, value in amounts.items()}
     return {"name": name, "image": "cuda", "resources": {"requests": texts, "limits": dict(texts)}}
@@ -378,17 +378,19 @@ def test_update_of_the_annotation_is_denied(user: str) -> None:
     assert validate_update(raw, raw, user, SETTINGS) == []
 
 
+def answer(path: str, raw: Raw) -> Raw:
+    reply: Any = make_app(SETTINGS).test_client().post(path, json=review(raw)).json
+    return {"response": reply["response"]}
+
+
 def test_admission_serves_convert_and_restore_and_denies_forged_pods() -> None:
-    client = make_app(SETTINGS).test_client()
-    answer: Any = client.post("/convert", json=review(share())).json
-    raw = patched(share(), patch_of(answer))
+    raw = patched(share(), patch_of(answer("/convert", share())))
     assert requests_of(raw)
-    assert client.post("/validate", json=review(raw)).json["response"]["allowed"]
-    assert not client.post("/validate", json=review(forged())).json["response"]["allowed"]
-    answer = client.post("/restore", json=review(raw)).json
-    assert patched(raw, patch_of(answer))["spec"] == share()["spec"]
-    answer = client.post("/convert", json=review(HAMI)).json
-    assert (answer["response"]["allowed"], answer["response"]["status"]["code"]) == (False, 422)
+    assert answer("/validate", raw)["response"]["allowed"]
+    assert not answer("/validate", forged())["response"]["allowed"]
+    assert patched(raw, patch_of(answer("/restore", raw)))["spec"] == share()["spec"]
+    denied = answer("/convert", HAMI)["response"]
+    assert (denied["allowed"], denied["status"]["code"]) == (False, 422)
 
 
 # Properties
