@@ -42,6 +42,7 @@ class PodClaims:
         self._events = Recorder(api, "resource_claim")
         self._wake = threading.Condition()  # guards the attributes down to `_stopped`
         self._pods: dict[_Name, Raw] = {}
+        self._users: set[_Name] = set()  # the pods that name claims
         self._claims: dict[_Name, Raw] = {}
         self._due: dict[tuple[str, _Name], None] = {}  # what to look at: "pod" or "claim", in the order of arrival
         self._stopped = False
@@ -73,6 +74,7 @@ class PodClaims:
         with self._wake:
             self._pods[name] = pod
             if pod["spec"].get("resourceClaims"):
+                self._users.add(name)
                 self._add("pod", name)
             if _is_done(pod):
                 self._add_claims_of(pod)
@@ -81,6 +83,7 @@ class PodClaims:
         name = _name(pod)
         with self._wake:
             known = self._pods.pop(name, None)
+            self._users.discard(name)
             if known is not None:
                 self._add_claims_of(known)
 
@@ -89,8 +92,9 @@ class PodClaims:
         with self._wake:
             self._claims[name] = claim
             self._add("claim", name)
-            for row in (claim.get("status") or {}).get("reservedFor") or []:
-                self._add("pod", (name[0], row["name"]))
+            for pod in self._users:
+                if pod[0] == name[0] and name[1] in claim_names(self._pods[pod]).values():
+                    self._add("pod", pod)
 
     def _claim_gone(self, claim: Raw) -> None:
         name = _name(claim)
