@@ -9,6 +9,7 @@ makes all subscriptions. A part refers only to parts that were created before it
 import asyncio
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from deviceplugin.advertised_resources import AdvertisedResources
@@ -17,6 +18,9 @@ from deviceplugin.cards import CardSource
 from deviceplugin.changes import Change
 from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import make_exposure, read_toolkit
+from deviceplugin.dra.claim_driver import ClaimDriver, DriverParts
+from deviceplugin.dra.claim_limits import ClaimLimits
+from deviceplugin.dra.claim_preparation import Surroundings
 from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -49,11 +53,15 @@ from mgpu.kube.reflector import Reflector
 from mgpu.model.device_checkpoints import write_entries
 from mgpu.model.errors import RetryLater
 from mgpu.model.isolation import DRIVER, NONE
+from mgpu.model.resource_claims import DRA
 from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from mgpu.version import IsolationReport
 
 log = logging.getLogger(__name__)
+
+_NOT_ENFORCED = "MgpuNotEnforced"
+"""The reason of the Events about shares that nothing enforces."""
 
 
 class _Part(Protocol):
@@ -99,6 +107,7 @@ class Agent:
         self._resizer = self._make_resizer()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
+        self._claims = self._make_claims(api)
         self._slices = self._make_slices(api, driver)
         self._limits = LimitsFiles(
             self._own.limits_dir,
@@ -117,26 +126,56 @@ class Agent:
 
     def _make_mps(self) -> Mps:
         state = self._state
-        return make_mps(self._own, state.cards, state.pods, state.remnants.uids, state.pods_changed, self._warn_of_mps)
+        return make_mps(self._own, state.cards, state, state.remnants.uids, state.pods_changed, self._warn_of_mps)
 
     def _make_isolation(self, limits: MemoryLimits | None) -> Isolation:
         state = self._state
-        unenforced = partial(state.events.warn_pod, reason="MgpuNotEnforced")
-        unlimited = partial(state.events.warn_limited_pod, reason="MgpuNotEnforced")
+        unlimited = partial(state.events.warn_named_pod, reason=_NOT_ENFORCED)
         runtime, pods, cards = state.runtime, state.pods, state.cards
-        found: list[Backend] = [self._mps, make_hami_core(self._own, cards, unenforced)]
+        found: list[Backend] = [self._mps, make_hami_core(self._own, cards, self._warn_of_limits)]
         if limits is not None:
-            events = DriverEvents(unenforced, unlimited)
-            parts = NodeParts(runtime, pods, cards, state.pods_changed, self._is_driver_chosen)
+            events = DriverEvents(self._warn_of_limits, unlimited)
+            of_claims = ClaimLimits(state.claims, state.claim_users, state.devices.gpus)
+            changed = state.pods_changed
+            parts = NodeParts(runtime, pods, cards, changed, self._is_driver_chosen, of_claims, state.claim_users.uids)
             found.append(make_driver(self._own, limits, parts, events))
         return Isolation(
             {backend.name: backend for backend in found},
             self._mps,
             Policy(self._own.isolation, self._own.isolation_required, state.objects.isolation_label),
-            state.cdi_files,
+            state,
             state.cards,
-            unenforced,
+            self._warn_of_limits,
         )
+
+    def _make_claims(self, api: Api) -> ClaimDriver | None:
+        """Create the driver for ResourceClaims, if it is enabled."""
+        state = self._state
+        if not state.settings.dra.enabled:
+            return None
+        surroundings = Surroundings(
+            state.node,
+            state.devices,
+            state.pods,
+            state.grants,
+            state.whole_cards,
+            state.remnants,
+            state.claim_users,
+            state.pods_changed,
+            lambda: state.remnants.is_resumed,
+            self._isolation,
+            make_exposure(self._own),
+            self._context.lingering,
+        )
+        parts = DriverParts(
+            surroundings,
+            state.pod_holdings,
+            state.cards_changed,
+            state.runtime,
+            lambda: state.objects.node["metadata"]["uid"] if state.objects.node else None,
+            partial(state.events.warn_node, reason="MgpuDra"),
+        )
+        return ClaimDriver(api, state.claims, Path(self._own.kubelet_dir), parts)
 
     def _make_resizer(self) -> Resizer:
         state = self._state
@@ -185,8 +224,9 @@ class Agent:
             unrecorded=state.whole_cards,
             isolation=self._isolation if has_cdi else None,
             exposure=make_exposure(self._own),
-            lingering=LingeringProcesses(state.pods, driver),
+            lingering=LingeringProcesses(state.pods, driver, state.claims.holdings),
             remnants=state.remnants,
+            claims=state.claims.holdings,
         )
 
     def _make_slices(self, api: Api, driver: MigDriver) -> PartitionService:
@@ -201,6 +241,7 @@ class Agent:
             remnants=state.remnants,
             warn=partial(state.events.warn_node, reason="MgpuSlices"),
             changed=partial(state.changes.publish, Change.PARTITIONS),
+            claims=state.claims.holdings,
         )
         return PartitionService(
             state.settings,
@@ -222,6 +263,10 @@ class Agent:
         state.changes.subscribe(Change.PARTITIONS, report, wake_cards, wake_pods)
         state.changes.subscribe(Change.HOLDINGS, report)
         state.changes.subscribe(Change.RECONCILED, limit, partition)
+        if self._claims is not None:
+            for change in (Change.CARDS, Change.PODS, Change.PARTITIONS, Change.HOLDINGS, Change.RECONCILED):
+                state.changes.subscribe(change, self._claims.update)
+            state.objects.on_node_change.append(self._claims.update)
         state.objects.on_node_change += [report, partition]
         state.objects.on_device_change.append(report)
 
@@ -267,20 +312,27 @@ class Agent:
     async def _serve_node(self) -> Outcome:
         # Another agent may have started pods since this one was created.
         self._state.recover_grants()
+        if self._claims is not None:
+            self._claims.recover()
         self._isolation.recover()
         self._state.remnants.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
+        if self._claims is not None:
+            self._start(self._claims)
         log.info("started", extra={"node": self.node})
         warn_if_unsealed(self._verifier)
         self._warn_of_isolation()
         stores = (self._context.delivery, self._state.grants, self._isolation, self._resizer, self._plugin_set)
-        serving = (self._resources.serve(), self._slices.run())
+        serving = [self._resources.serve(), self._slices.run()]
         works = [
             self._reconciler.follow_pods(stores, self._isolation.run()),
             self._reconciler.follow_whole_cards(),
             self._reconciler.follow_resizes(self._resizer),
             self._state.runtime.follow(self._reporter.update),
         ]
+        if self._claims is not None:
+            serving.append(self._claims.serve())
+            works.append(self._claims.work())
         if self._usage is not None:
             works.append(self._usage.run(self._own.usage_seconds))
         if self._own.cri_socket:
@@ -294,8 +346,8 @@ class Agent:
 
     def _stop_writers(self) -> None:
         """Stop the parts that write to the API server, to cards or to files."""
-        for part in (self._reporter, self._records, self._slices, self._limits):
-            if part in self._started:
+        for part in (self._reporter, self._records, self._slices, self._limits, self._claims):
+            if part is not None and part in self._started:
                 self._started.remove(part)
                 part.stop()
 
@@ -344,13 +396,16 @@ class Agent:
         ]
         if self._ownership.phase is Phase.TAKING_OVER:
             reasons.append("taking over from the previous agent")
+        if self._claims is not None and (missing := self._claims.not_ready_reason()):
+            reasons.append(missing)
         if not self._reporter.reported:
             reasons.append(self._reporter.problem or "the cards have not been reported to the API server yet")
         return "; ".join(reasons) or None
 
     def unreported_reason(self) -> str | None:
         """Return why the API server does not have the present state of the node's cards, or None if it has."""
-        return self._reporter.problem
+        of_claims = self._claims.unpublished_reason() if self._claims is not None else None
+        return self._reporter.problem or of_claims
 
     def isolation_backend(self) -> str:
         """Return the back end that holds containers to their shares, or `none`."""
@@ -422,6 +477,15 @@ class Agent:
     def _warn_of_isolation(self) -> None:
         if problem := self._isolation_report().problem:
             self._state.events.warn_node(problem, "MgpuIsolation")
+
+    def _warn_of_limits(self, gpu_pod: GpuPod, problem: str) -> None:
+        """Report that the shares of a pod, or of a claim in the form of a pod, are not enforced."""
+        state, pod = self._state, gpu_pod.pod
+        if gpu_pod.request is None or gpu_pod.request.dialect != DRA:
+            state.events.warn_pod(gpu_pod, problem, _NOT_ENFORCED)
+            return
+        for user in state.claim_users.users_of(pod.namespace, pod.name):
+            state.events.warn_named_pod(user, problem, _NOT_ENFORCED)
 
     def _warn_of_mps(self, problem: str) -> None:
         self._state.events.warn_node(problem, "MgpuMps")

@@ -20,9 +20,11 @@ from prometheus_client import CollectorRegistry
 
 from deviceplugin.agent import Agent
 from deviceplugin.agent_process import AgentProcess
+from deviceplugin.allocation.whole_cards import CLAIMS
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.nvml_cards import NvmlCards
 from deviceplugin.cards.simulated_cards import SimulatedCards, simulated_mig, simulated_processes
+from deviceplugin.dra.claim_registration import registration_socket, service_socket
 from deviceplugin.handover.takeover import SOCKET
 from deviceplugin.health import HealthServer
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -79,8 +81,8 @@ Examples:
 @click.option("--cdi/--no-cdi", default=None, help="Whether the runtime has CDI.  [default: --cdi]")
 @click.option(
     "--whole-cards",
-    type=click.Choice(["auto", "mgpu", "nvidia"]),
-    help="Which plugin serves nvidia.com/gpu: this agent or NVIDIA's.  [default: auto, detect it]",
+    type=click.Choice(["auto", "mgpu", "nvidia", "dra"]),
+    help="Who serves nvidia.com/gpu: this agent, NVIDIA's plugin, or claims (dra).  [default: auto, detect it]",
 )
 @click.option(
     "--isolation",
@@ -151,6 +153,7 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     if not any(dialects.enabled(settings)):
         raise BadObject([Problem("dialects", "none is enabled: there is no resource to serve")])
     _check_command(own.mps_control)
+    _check_dra(settings)
     resources = {r.name for r in id_resources((), settings)}
     if settings.dialects.slices.enabled:
         resources.add(_LONGEST_SLICE)
@@ -159,6 +162,9 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     own_sockets = (socket_name(name, second=True) for name in sorted(resources))
     sockets = [("kubeletDir", folder / name) for name in ("kubelet.sock", SOCKET, *own_sockets)]
     sockets.append(("podResources", pod_resources_socket(own)))
+    if settings.dra.enabled:
+        kubelet_dir = Path(own.kubelet_dir)
+        sockets += [("kubeletDir", path(kubelet_dir)) for path in (service_socket, registration_socket)]
     problems = [
         Problem(f"deviceplugin.{key}", f"{path} is too long for a unix socket ({_MAX_PATH} bytes at most)")
         for key, path in sockets
@@ -166,6 +172,14 @@ def _check_paths(own: DevicePluginSettings, settings: Settings) -> None:
     ]
     if problems:
         raise BadObject(problems)
+
+
+def _check_dra(settings: Settings) -> None:
+    own = settings.deviceplugin
+    if own.whole_cards == CLAIMS and not settings.dra.enabled:
+        raise BadObject([Problem("deviceplugin.wholeCards", f"must not be {CLAIMS} unless dra.enabled is true")])
+    if settings.dra.enabled and not own.cdi:
+        raise BadObject([Problem("dra.enabled", "needs a container runtime with CDI, but deviceplugin.cdi is false")])
 
 
 def _check_command(text: str) -> None:

@@ -4,11 +4,23 @@ The other parts of the agent write their Events through `NodeState.events`.
 """
 
 import logging
+from typing import Protocol
 
-from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod
+from deviceplugin.pods.gpu_pod import GpuPod
 from mgpu.kube.events import Recorder, node_reference, pod_reference
 
 log = logging.getLogger(__name__)
+
+
+class NamedPod(Protocol):
+    """A pod that is not a `GpuPod`."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
 
 
 class NodeEvents:
@@ -28,8 +40,8 @@ class NodeEvents:
         pod = gpu_pod.pod
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 
-    def warn_limited_pod(self, pod: LimitedPod, problem: str, reason: str) -> None:
-        """Write an Event of the Pod of an MtgpuPod."""
+    def warn_named_pod(self, pod: NamedPod, problem: str, reason: str) -> None:
+        """Write an Event of the Pod of an MtgpuPod, or of a pod with ResourceClaims."""
         self._recorder.warn(pod_reference(pod.namespace, pod.name, pod.uid), reason, problem)
 
     def stop(self) -> None:

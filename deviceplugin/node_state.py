@@ -7,12 +7,15 @@ pods publish their changes through `NodeState.changes`, and `deviceplugin.agent`
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from deviceplugin.allocation.whole_cards import WholeCards
 from deviceplugin.cards import CardSource
 from deviceplugin.cards.card_watch import CardWatch
 from deviceplugin.changes import Change, Changes
 from deviceplugin.delivery.cdi import CdiFiles
+from deviceplugin.dra.claim_users import ClaimUsers
+from deviceplugin.dra.prepared_claims import make_prepared_claims
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.inventory.offers import WHOLE_CARDS, names_of_memory, status_amounts
@@ -28,11 +31,13 @@ from deviceplugin.pods.freed_amounts import freed_amount
 from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.receipts import Receipts
 from deviceplugin.pods.remnants import Remnants
+from deviceplugin.pods.slice_usage import Environments
 from deviceplugin.pods.unrecorded_pods import UnrecordedPods
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.kube import Api
 from mgpu.kube.events import Recorder
 from mgpu.kube.reflector import Reflector
+from mgpu.model.ledger import Holding
 from mgpu.settings import Settings
 
 
@@ -48,6 +53,8 @@ class NodeState:
         pods_changed: A signal that wakes coroutines when pods, cards, partitions or remnants change.
         devices: The GPUs and the slices, combined from `cards` and `partitions`.
         whole_cards: The server of whole cards, and the cards that pods have from another plugin or without a record.
+        claims: The ResourceClaims that hold cards; empty unless `dra.enabled` is true.
+        claim_users: The pods that use claims; empty unless `dra.enabled` is true.
     """
 
     def __init__(
@@ -69,7 +76,9 @@ class NodeState:
         self.devices = NodeDevices(self.cards, self.partitions)
         self.pods = NodePods(settings, partial(self.changes.publish, Change.PODS), records)
         query = {"fieldSelector": f"spec.nodeName={own.node}"}
-        self.pod_watch = Reflector(api, "/api/v1/pods", self.pods.take, self.pods.drop, query)
+        self.claims = make_prepared_claims(own, self.pods_changed.wake, lambda: self.devices.gpus())
+        self.claim_users = ClaimUsers(self.pods_changed.wake)
+        self.pod_watch = Reflector(api, "/api/v1/pods", self._take_pod, self._drop_pod, query)
         self.pod_resources = PodResources(pod_resources_socket(own))
         self.runtime = ContainerRuntime(Path(own.cri_socket) if own.cri_socket else None)
         self.remnants = Remnants(Receipts(Path(own.cdi_dir)), self.pods, self.runtime, self.pods_changed)
@@ -86,6 +95,34 @@ class NodeState:
     @property
     def node(self) -> str:
         return self.settings.deviceplugin.node
+
+    def _take_pod(self, raw: dict[str, Any]) -> None:
+        if self.settings.dra.enabled:
+            self.claim_users.take(raw)
+        self.pods.take(raw)
+
+    def _drop_pod(self, raw: dict[str, Any]) -> None:
+        self.claim_users.drop(raw)
+        self.pods.drop(raw)
+
+    # What the isolation back ends and the removal of old data ask about pods, they also ask about claims.
+
+    def is_active(self, uid: str) -> bool:
+        """Return whether this is a pod that has not ended, or a claim that holds cards."""
+        return self.claims.is_active(uid) or self.pods.is_active(uid)
+
+    def environments(self) -> Environments:
+        """Return the environments in the CDI files of containers and of claims."""
+        return {**self.cdi_files.environments(), **self.claims.environments()}
+
+    def uids(self) -> frozenset[str]:
+        """Return the UIDs of remnants and of claims."""
+        return frozenset((*self.remnants.uids(), *self.claims.uids()))
+
+    @property
+    def removed(self) -> int:
+        """A number that grows whenever a remnant has ended or a claim has been removed."""
+        return self.remnants.removed + self.claims.removed
 
     def recover_grants(self) -> None:
         """Read from the CDI files, if the runtime has CDI, which cards agents have delivered to containers."""
@@ -111,7 +148,12 @@ class NodeState:
         )
 
     def card_holdings(self) -> CardHoldings:
-        """Return the cards and what pods hold of them. Thread-safe."""
+        """Return the cards, and what pods and claims hold of them. Thread-safe."""
+        of_pods = self.pod_holdings()
+        return CardHoldings(self.devices.gpus(), self.devices.devices(), (*of_pods, *self.claims.holdings()))
+
+    def pod_holdings(self) -> tuple[Holding, ...]:
+        """Return what pods hold without claims, and remnants. Thread-safe."""
         devices = self.devices.devices()
         # Unrecorded pods, pods with cards from another plugin, and remnants.
         unrecorded = (*self.whole_cards.holdings(), *self.remnants.holdings())
@@ -121,4 +163,4 @@ class NodeState:
             for gpu_pod in self.pods.all()
             if gpu_pod.shares is not None and not gpu_pod.pod.ended and gpu_pod.pod.uid not in unrecorded_uids
         ]
-        return CardHoldings(self.devices.gpus(), devices, (*recorded, *unrecorded))
+        return (*recorded, *unrecorded)

@@ -9,8 +9,9 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from deviceplugin.advertised_resources import AdvertisedResources
-from deviceplugin.allocation.whole_cards import OURS
+from deviceplugin.allocation.whole_cards import CLAIMS, OURS
 from deviceplugin.changes import Change
+from deviceplugin.inventory.offers import WHOLE_CARDS
 from deviceplugin.isolation.resizing import Resizer
 from deviceplugin.node_state import NodeState
 from deviceplugin.plugin.plugin_set import PluginSet
@@ -48,7 +49,7 @@ class Reconciler:
             await state.pods_changed.wait(1.0)
         state.changes.publish(Change.RECONCILED)
         async with asyncio.TaskGroup() as group:
-            group.create_task(remove_gone_pods(state.pods, state.remnants, stores, state.pods_changed))
+            group.create_task(remove_gone_pods(state.pods, state, stores, state.pods_changed))
             group.create_task(mps)
             while not state.devices.are_read:
                 await state.pods_changed.wait()
@@ -93,9 +94,10 @@ class Reconciler:
                 self._publish_holdings()
                 state.pods_changed.wake()
                 reason = whole_cards.reason
-                if reason not in (warned, None) and state.settings.deviceplugin.whole_cards == OURS:
-                    problem = whole_cards.not_served_reason()
-                    state.events.warn_node(f"{problem}, while deviceplugin.wholeCards is {OURS}")
+                setting = state.settings.deviceplugin.whole_cards
+                if reason not in (warned, None) and setting in (OURS, CLAIMS):
+                    problem = f"NVIDIA's plugin serves {WHOLE_CARDS}: {reason}"
+                    state.events.warn_node(f"{problem}, while deviceplugin.wholeCards is {setting}")
                 warned = reason
             self._resources.update_whole_cards_stream()
             await state.pods_changed.wait(CHECK_SECONDS)

@@ -28,7 +28,7 @@ from mgpu.model.slice_names import RESOURCE_PREFIX
 
 log = logging.getLogger(__name__)
 
-OURS, NVIDIA = "mgpu", "nvidia"
+OURS, NVIDIA, CLAIMS = "mgpu", "nvidia", "dra"
 _NVIDIA_SOCKETS = ("nvidia-gpu.sock", "nvidia.sock")
 
 
@@ -43,7 +43,8 @@ class WholeCards:
             read yet.
 
     Attributes:
-        server: The plugin that serves whole cards, `OURS` or `NVIDIA`; None before that is known.
+        server: Who serves whole cards: the device plugin `OURS` or `NVIDIA`, or `CLAIMS` if kube-scheduler makes
+            ResourceClaims of them; None before that is known.
         reason: The evidence that NVIDIA's plugin serves whole cards; None if there is no evidence.
         held: The devices of pods that have not ended, if another plugin gave them out or the pod has no allocation
             record.
@@ -73,7 +74,7 @@ class WholeCards:
         self._entries: list[PodDevicesEntry] | None = None
         self._registered_ids: frozenset[str] | None = None
         self._problem: str | None = None
-        self.server: str | None = NVIDIA if setting == NVIDIA else None
+        self.server: str | None = setting if setting in (NVIDIA, CLAIMS) else None
         self.reason: str | None = "deviceplugin.wholeCards is nvidia" if setting == NVIDIA else None
         self.held: tuple[CheckpointEntry, ...] = ()
         self.unrecorded_rows: tuple[CheckpointEntry, ...] | None = None
@@ -84,6 +85,8 @@ class WholeCards:
             return None
         if self.server is None:
             return f"it is not known yet which plugin serves {WHOLE_CARDS}"
+        if self.server == CLAIMS:
+            return f"kube-scheduler allocates {WHOLE_CARDS} by ResourceClaims (deviceplugin.wholeCards: {CLAIMS})"
         return f"NVIDIA's plugin serves {WHOLE_CARDS}: {self.reason}"
 
     @property
@@ -194,7 +197,9 @@ class WholeCards:
 
     def _find_server(self) -> None:
         reason = self._reason_for_nvidia()
-        if reason is not None:
+        if self._setting == CLAIMS:
+            self.reason = reason
+        elif reason is not None:
             self.server = NVIDIA
             self.reason = reason
         elif self._entries is not None or self._capacity() is not None:

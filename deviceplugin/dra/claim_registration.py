@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deviceplugin.dra.claim_service import VERSIONS, ClaimService
+from deviceplugin.dra.prepared_claims import plugin_folder
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.unix_sockets import FileStamp, file_stamp, is_listening, listen, new_server, stop_server
 from mgpu.model.resource_claims import DRIVER
@@ -32,11 +33,6 @@ _REGISTER_SECONDS = 15.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 _INSTANCE = "00000000"
-
-
-def plugin_folder(kubelet_dir: Path) -> Path:
-    """Return the folder of the driver's files, which the agent owns."""
-    return kubelet_dir / "plugins" / DRIVER
 
 
 def service_socket(kubelet_dir: Path, instance: str = _INSTANCE) -> Path:

@@ -72,7 +72,7 @@ class ClaimService:
         self._cards_changed = cards_changed
         self._successor = successor
         self._wait_seconds = wait_seconds
-        self._serving = False
+        self._handed_over = False
         self._ended = False
         self._calls: dict[asyncio.Task[Any], str] = {}
 
@@ -88,11 +88,11 @@ class ClaimService:
 
         A call in progress is cancelled, which is safe at any point (`claim_preparation`).
         """
-        self._serving = True
+        self._handed_over = False
         try:
             yield
         finally:
-            self._serving = False
+            self._handed_over = True
             calls = [*self._calls]
             for call in calls:
                 call.cancel()
@@ -118,7 +118,7 @@ class ClaimService:
     async def NodeUnprepareResources(  # noqa: N802
         self, request: api.NodeUnprepareResourcesRequest, context: Any
     ) -> api.NodeUnprepareResourcesResponse:
-        if not self._serving:
+        if self._handed_over:
             forwarded: api.NodeUnprepareResourcesResponse = await self._forward(
                 "NodeUnprepareResources", request, context
             )
@@ -139,7 +139,7 @@ class ClaimService:
         self, work: dict[str, Coroutine[Any, Any, api.NodePrepareResourceResponse]]
     ) -> dict[str, api.NodePrepareResourceResponse] | None:
         """Return the results by the UID of the claim, or None if another agent has to answer."""
-        if not self._serving:
+        if self._handed_over:
             for one in work.values():
                 one.close()
             return None
@@ -157,7 +157,7 @@ class ClaimService:
         return {uid: _UNPREPARED if task.cancelled() else task.result() for uid, task in tasks.items()}
 
     def _has_handed_over(self) -> bool:
-        return not self._serving
+        return self._handed_over
 
     async def _prepare(self, claim: api.Claim, deadline: float) -> api.NodePrepareResourceResponse:
         try:

@@ -130,6 +130,11 @@ class ClaimUsers:
         with self._lock:
             return self._pods.get(uid)
 
+    def uids(self) -> frozenset[str]:
+        """Return the UIDs of the pods that use claims."""
+        with self._lock:
+            return frozenset(self._pods)
+
     def users_of(self, namespace: str, claim: str) -> tuple[ClaimPod, ...]:
         """Return the pods that use a claim, by name and UID, including those that have ended."""
         with self._lock:

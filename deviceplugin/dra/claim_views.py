@@ -38,16 +38,14 @@ def base_request(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTarget(Target):
-    """A view of a claim, in place of a container of a pod.
-
-    Attributes:
-        is_shared: Whether several containers may use the view.
-    """
-
-    is_shared: bool = False
+    """A view of a claim, in place of a container of a pod. `gpu_pod` is the claim in the form of a pod."""
 
     def __str__(self) -> str:
-        return f"claim {self.gpu_pod.pod.key}"
+        return f"ResourceClaim {self.gpu_pod.pod.key}"
+
+    @property
+    def subject(self) -> str:
+        return f"ResourceClaim {self.gpu_pod.pod.name}"
 
 
 @dataclass(frozen=True, slots=True)

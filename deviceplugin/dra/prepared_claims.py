@@ -14,14 +14,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from deviceplugin.dra.claim_cdi import ClaimCdiFiles, environments_in
 from deviceplugin.dra.claim_records import ClaimRecord, ClaimRecords
 from deviceplugin.dra.claim_views import view_in
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
+from mgpu.model.resource_claims import DRIVER
+from mgpu.settings import DevicePluginSettings
 
 log = logging.getLogger(__name__)
+
+
+RECORDS = "claims"
+"""The name of the folder of the records in the driver's folder."""
+
+
+def plugin_folder(kubelet_dir: Path) -> Path:
+    """Return the folder of the driver's files, which the agent owns."""
+    return kubelet_dir / "plugins" / DRIVER
+
+
+def make_prepared_claims(
+    settings: DevicePluginSettings, changed: Callable[[], None], gpus: Callable[[], tuple[Card, ...]]
+) -> "PreparedClaims":
+    records = ClaimRecords(plugin_folder(Path(settings.kubelet_dir)) / RECORDS)
+    return PreparedClaims(settings.node, records, ClaimCdiFiles(Path(settings.cdi_dir)), changed, gpus)
 
 
 class PreparedClaims:

@@ -25,6 +25,7 @@ class Ability:
         compute: Whether it limits compute.
         several_cards: Whether it limits a container that has shares of several cards.
         resizable: Whether it can change the limits of a running container.
+        sharable: Whether several containers can have one set of limits together, as those of a ResourceClaim.
         caution: What a user of the node should know of this ability, in a clause without a final period; "" if there is
             nothing. `mgpu doctor` shows it.
     """
@@ -33,6 +34,7 @@ class Ability:
     compute: bool
     several_cards: bool
     resizable: bool = False
+    sharable: bool = True
     caution: str = ""
 
 

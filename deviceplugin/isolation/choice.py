@@ -54,8 +54,14 @@ def _reasons(abilities: Abilities) -> str:
     )
 
 
-def not_held(ability: Ability, limits: tuple[CardLimit, ...]) -> tuple[str, ...]:
-    """Return what the back end cannot hold the container to, as clauses; () if it can hold all limits."""
+def not_held(ability: Ability, limits: tuple[CardLimit, ...], *, is_shared: bool = False) -> tuple[str, ...]:
+    """Return what the back end cannot hold the container to, as clauses; () if it can hold all limits.
+
+    Args:
+        is_shared: Whether several containers have the limits together.
+    """
+    if is_shared and not ability.sharable:
+        return ("several containers may use it, but the back end limits a single container",)
     if len(limits) > 1 and not ability.several_cards:
         return (f"it has shares of {len(limits)} cards, but the back end limits a container on one card",)
     memory = [limit for limit in limits if limit.memory is not None and not ability.memory]
@@ -66,8 +72,10 @@ def not_held(ability: Ability, limits: tuple[CardLimit, ...]) -> tuple[str, ...]
     )
 
 
-def holds_anything(ability: Ability, limits: tuple[CardLimit, ...]) -> bool:
+def holds_anything(ability: Ability, limits: tuple[CardLimit, ...], *, is_shared: bool = False) -> bool:
     """Return whether the back end can hold the container to at least one of its limits."""
+    if is_shared and not ability.sharable:
+        return False
     if len(limits) > 1 and not ability.several_cards:
         return False
     return any(

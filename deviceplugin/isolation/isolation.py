@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deviceplugin.cards import NodeGpus
-from deviceplugin.delivery.cdi import CdiFiles, Edits
+from deviceplugin.delivery.cdi import Edits
 from deviceplugin.isolation.backend import Ability, Backend, Key, Measured, Unable
 from deviceplugin.isolation.choice import MISSING, Choice, choose, holds_anything, not_held
 from deviceplugin.isolation.limits import LimitedContainer, Unenforceable, limits_of
@@ -23,6 +23,12 @@ from mgpu.model.resizing import is_resizable
 
 VARIABLE = "MGPU_ISOLATION"
 """The environment variable of a container that names its isolation back end."""
+
+
+class DeliveredEnvironments(Protocol):
+    """The part of `CdiFiles` that is used here. The keys may also be views of claims (`dra.prepared_claims`)."""
+
+    def environments(self) -> Mapping[Key, Mapping[str, str]]: ...
 
 
 class SliceClients(Protocol):
@@ -54,7 +60,7 @@ class Isolation:
     Args:
         backends: The back ends by name.
         slices: The clients of MPS daemons. Containers with MPS slices are limited whatever the policy is.
-        files: The CDI files, in which the containers of an earlier agent are found.
+        files: What CDI files contain, in which the containers of an earlier agent are found.
         unenforced: A function that reports that limits of a pod are not enforced, and the reason.
     """
 
@@ -63,7 +69,7 @@ class Isolation:
         backends: Mapping[str, Backend],
         slices: SliceClients,
         policy: Policy,
-        files: CdiFiles,
+        files: DeliveredEnvironments,
         node: NodeGpus,
         unenforced: Callable[[GpuPod, str], None],
     ) -> None:
@@ -193,9 +199,11 @@ class Isolation:
                 target, (choice.problem if is_none else f"isolation back end {choice.name}: {ability.reason}",)
             )
             return None
-        if missing := not_held(ability, limits):
+        is_shared = target.is_shared
+        if missing := not_held(ability, limits, is_shared=is_shared):
             self._report(target, (*missing, f"isolation back end {choice.name}"))
-        return (choice.name, LimitedContainer(target, limits)) if holds_anything(ability, limits) else None
+        is_limited = holds_anything(ability, limits, is_shared=is_shared)
+        return (choice.name, LimitedContainer(target, limits)) if is_limited else None
 
     def _ability(self, name: str) -> Ability | Unable:
         backend = self._backends.get(name)
@@ -203,7 +211,7 @@ class Isolation:
 
     def _report(self, target: Target, reasons: Sequence[str]) -> None:
         """Report limits that are not held. Raises Refused if they are required."""
-        text = f"the share of container {target.container} is not enforced: {'; '.join(reasons)}"
+        text = f"the share of {target.subject} is not enforced: {'; '.join(reasons)}"
         if self._policy.required:
             raise Refused(f"{target}: {text} (deviceplugin.isolationRequired)", target.gpu_pod.pod.uid)
         self._unenforced(target.gpu_pod, text)

@@ -37,13 +37,23 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A container, with its pod."""
+    """A container, with its pod. A subclass stands for a ResourceClaim (`dra.claim_views`).
+
+    Attributes:
+        is_shared: Whether several containers may use it, which only a claim can be.
+    """
 
     gpu_pod: GpuPod
     container: str
+    is_shared: bool = False
 
     def __str__(self) -> str:
-        return f"{self.gpu_pod.pod.key} container {self.container}"
+        return f"{self.gpu_pod.pod.key} {self.subject}"
+
+    @property
+    def subject(self) -> str:
+        """What holds the shares, in messages about the pod."""
+        return f"container {self.container}"
 
     @property
     def key(self) -> tuple[str, str]:

@@ -9,7 +9,7 @@ starts are not delayed. `allocation.allocator` calls `wait_until_ended` before a
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from threading import Thread
 from typing import Protocol
@@ -22,6 +22,7 @@ from deviceplugin.pods.node_pods import NodePods
 from mgpu.dialects import mtgpu
 from mgpu.model.cards import GPU, Card
 from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
 from mgpu.model.pod_references import names_visible_to
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,16 @@ class CardReader(Protocol):
 
 
 class LingeringProcesses:
-    """The check for processes of vanished pods. Use it on one event loop."""
+    """The check for processes of vanished pods. Use it on one event loop.
 
-    def __init__(self, pods: NodePods, driver: CardReader) -> None:
+    Args:
+        claims: A function that returns what ResourceClaims hold of the cards.
+    """
+
+    def __init__(
+        self, pods: NodePods, driver: CardReader, claims: Callable[[], Sequence[Holding]] = lambda: ()
+    ) -> None:
+        self._claims = claims
         self._pods = pods
         self._driver = driver
         self._since: dict[str, float] = {}
@@ -88,6 +96,7 @@ class LingeringProcesses:
         running = [other for other in self._pods.all() if other.started_containers and not other.pod.ended]
         shared = {card.uuid for other in running for card in _cards_of(other, cards)}
         shared |= {limited.card for limited in self._pods.limited_pods()}
+        shared |= {card.uuid for held in self._claims() for card in cards if held.is_on(card)}
         alone = [card for card in _cards_of(gpu_pod, cards) if card.uuid not in shared]
         return [(card, gone) for card in alone for gone in vanished if card in _cards_of(gone, cards)]
 

@@ -298,9 +298,10 @@ class PodStore(Protocol):
 
 
 class RemainingPods(Protocol):
-    """The part of `Remnants` that `remove_gone_pods` needs."""
+    """The part of `Remnants` that `remove_gone_pods` needs. `NodeState` adds claims to it."""
 
-    removed: int
+    @property
+    def removed(self) -> int: ...
 
     def uids(self) -> Collection[str]: ...
 

@@ -166,8 +166,9 @@ class DevicePluginSettings(Block):
         criSocket: The socket of the container runtime. The agent asks the runtime whether deleted pods still run, and
             makes it stop them. It also asks about unrecorded pods that the kubelet's checkpoint does not have. If it is
             empty, the agent does not ask.
-        wholeCards: Who serves `nvidia.com/gpu` on the node: this agent (`mgpu`) or NVIDIA's device plugin (`nvidia`).
-            With `auto`, this agent serves it unless another plugin does. Change the setting only on a drained node.
+        wholeCards: Who serves `nvidia.com/gpu` on the node: this agent (`mgpu`), NVIDIA's device plugin (`nvidia`), or
+            no device plugin (`dra`): kube-scheduler then makes ResourceClaims of it, which need `dra.enabled`. With
+            `auto`, this agent serves it unless another plugin does. Change the setting only on a drained node.
         isolation: The isolation back end that holds containers to their shares; with `auto`, the strongest one that
             works on the node. The label `mgpu.io/isolation` of a Node overrides it.
         isolationRequired: Whether a container starts only if all of its limits are in force.
@@ -209,7 +210,7 @@ class DevicePluginSettings(Block):
     cdi: bool = True
     health_port: Port = Field(0, alias="healthPort")
     cri_socket: str = Field("/run/containerd/containerd.sock", alias="criSocket")
-    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia"], BeforeValidator(to_lower_case)] = Field(
+    whole_cards: Annotated[Literal["auto", "mgpu", "nvidia", "dra"], BeforeValidator(to_lower_case)] = Field(
         "auto", alias="wholeCards"
     )
     isolation: Annotated[Literal["none", "mps", "hami-core", "driver", "auto"], BeforeValidator(to_lower_case)] = "none"

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -61,6 +61,37 @@ class Pods(Protocol):
     def limited_pods(self) -> Sequence[LimitedPod]: ...
 
 
+class NamedPod(Protocol):
+    """A pod that requests GPUs in another way than a `GpuPod`: the Pod of an MtgpuPod, or a pod with ResourceClaims."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+
+
+class ClaimLimits(Protocol):
+    """The part of `deviceplugin.dra.claim_limits.ClaimLimits` that is used here."""
+
+    def pod(self, uid: str) -> NamedPod | None:
+        """Return the pod with this UID if it uses claims."""
+
+    def limits_of(self, uid: str, container: str) -> Sequence[tuple[Key, Sequence[CardLimit]]]:
+        """Return the limits of a container by the claims that it uses, each with the key of what was prepared."""
+
+
+class NoClaims:
+    """A node without ResourceClaims."""
+
+    def pod(self, uid: str) -> None:
+        """Return None."""
+
+    def limits_of(self, uid: str, container: str) -> tuple[()]:  # noqa: ARG002
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What `DriverBackend` knows of the node.
@@ -71,19 +102,21 @@ class Surroundings:
         is_wanted: Whether the settings name this back end or `auto`. Then the agent waits for the first answer.
         is_chosen: A function that returns whether the back end is that of the node. Then it also limits the Pods of
             MtgpuPods, which get their cards without the agent.
+        claims: What containers are limited to because of the ResourceClaims that they use.
     """
 
     cgroups: Path
     hook: Callable[[], ToolkitHook | None]
     is_wanted: bool = True
     is_chosen: Callable[[], bool] = lambda: False
+    claims: ClaimLimits = field(default_factory=NoClaims)
 
 
 class DriverEvents(NamedTuple):
-    """Where the back end reports that a limit is not in force, and why: of a pod, and of the Pod of an MtgpuPod."""
+    """Where the back end reports that a limit is not in force, and why: of a pod, and of a `NamedPod`."""
 
     unenforced: Callable[[GpuPod, str], None]
-    unlimited: Callable[[LimitedPod, str], None]
+    unlimited: Callable[[NamedPod, str], None]
 
 
 class DriverBackend:
@@ -225,6 +258,9 @@ class DriverBackend:
                 return limits_of(Target(gpu_pod, container.name).limited_shares, self._node.gpus)
             except Unenforceable:
                 return ()  # The facade has reported it when the container started.
+        claims = self._surroundings.claims.limits_of(container.uid, container.name)
+        if claims:
+            return _together(limit for key, limits in claims if key in self._keys for limit in limits)
         if not self._surroundings.is_chosen():
             return ()
         pods = [pod for pod in self._pods.limited_pods() if pod.uid == container.uid and pod.memory]
@@ -283,19 +319,33 @@ class DriverBackend:
         gpu_pod = self._pods.by_uid(container.uid)
         if gpu_pod is not None:
             self._events.unenforced(gpu_pod, text)
-        for pod in self._pods.limited_pods():
-            if pod.uid == container.uid and gpu_pod is None:
-                self._events.unlimited(pod, text)
+            return
+        named = self._surroundings.claims.pod(container.uid)
+        others: list[NamedPod] = [pod for pod in self._pods.limited_pods() if pod.uid == container.uid]
+        for other in [*others, *([named] if named is not None else ())]:
+            self._events.unlimited(other, text)
+
+
+def _together(limits: Iterable[CardLimit]) -> tuple[CardLimit, ...]:
+    """Return the limits of a container that uses several claims, with the sum of those on one card."""
+    found: dict[str, CardLimit] = {}
+    for limit in limits:
+        before = found.get(limit.card.uuid, CardLimit(limit.card, 0, 0))
+        memory, compute = (before.memory or 0) + (limit.memory or 0), (before.compute or 0) + (limit.compute or 0)
+        found[limit.card.uuid] = CardLimit(limit.card, memory, compute)
+    return tuple(CardLimit(one.card, one.memory or None, one.compute or None) for one in found.values())
 
 
 class NodeParts(NamedTuple):
-    """The parts of the agent that the back end uses; for `is_driver_chosen` see `Surroundings.is_chosen`."""
+    """The parts of the agent that the back end uses; for the last two see `Surroundings`."""
 
     runtime: ContainerRuntime
     pods: NodePods
     cards: NodeGpus
     changed: Wakeup
     is_driver_chosen: Callable[[], bool]
+    claims: ClaimLimits = NoClaims()
+    claim_pods: Callable[[], Collection[str]] = tuple
 
 
 def make_driver(
@@ -309,14 +359,15 @@ def make_driver(
     def api_uids() -> Mapping[str, str]:
         pods = parts.pods
         by_kubelet = {kubelets_uid(p.pod.annotations, p.pod.uid): p.pod.uid for p in pods.all()}
-        return by_kubelet | {pod.uid: pod.uid for pod in pods.limited_pods()}
+        others = {pod.uid: pod.uid for pod in pods.limited_pods()} | {uid: uid for uid in parts.claim_pods()}
+        return others | by_kubelet
 
     return DriverBackend(
         limits,
         Containers(parts.runtime, cgroups, api_uids),
         parts.pods,
         parts.cards,
-        Surroundings(cgroups, hook, is_wanted, parts.is_driver_chosen),
+        Surroundings(cgroups, hook, is_wanted, parts.is_driver_chosen, parts.claims),
         parts.changed,
         events,
     )

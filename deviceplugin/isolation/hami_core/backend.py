@@ -67,7 +67,8 @@ class HamiCoreBackend:
             return Unable("deviceplugin.hamiCoreDir is not set")
         if not self._library.is_file():
             return Unable(f"{self._library} does not exist, or the agent does not see it")
-        return Ability(memory=True, compute=True, several_cards=True, resizable=True, caution=_CAUTION)
+        # The containers of a claim would share one file, in which the library tells processes apart by their numbers.
+        return Ability(True, True, several_cards=True, resizable=True, sharable=False, caution=_CAUTION)
 
     async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:  # noqa: ARG002
         found: dict[Key, Edits] = {}

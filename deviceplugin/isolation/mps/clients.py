@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from deviceplugin.cards import NodeGpus
 from deviceplugin.delivery.cdi import Edits
@@ -29,12 +30,18 @@ from deviceplugin.isolation.mps.limits import (
 )
 from deviceplugin.isolation.mps.partition_owners import PartitionOwners
 from deviceplugin.pods.identity import Refused, Target
-from deviceplugin.pods.node_pods import NodePods
 from mgpu.model.isolation import MPS
 from mgpu.settings import DevicePluginSettings
 
 Key = tuple[str, str]
 """The UID of a pod, and the name of one of its containers."""
+
+
+class ActivePods(Protocol):
+    """The part of `NodePods` that is used here. The UIDs may also be those of claims."""
+
+    def is_active(self, uid: str) -> bool:
+        """Return whether the pod or the claim with this UID is still used."""
 
 
 class Mps:
@@ -60,7 +67,7 @@ class Mps:
         daemons: Daemons,
         folder: Path,
         node: NodeGpus,
-        pods: NodePods,
+        pods: ActivePods,
         remnants: Callable[[], Collection[str]],
         changed: Wakeup,
         *,
@@ -193,7 +200,7 @@ class Mps:
 def make_mps(
     settings: DevicePluginSettings,
     node: NodeGpus,
-    pods: NodePods,
+    pods: ActivePods,
     remnants: Callable[[], Collection[str]],
     changed: Wakeup,
     warn_node: Callable[[str], None],

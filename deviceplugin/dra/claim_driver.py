@@ -1,0 +1,119 @@
+"""The agent's part for ResourceClaims as a whole: creates its parts, and connects them with the rest of the agent.
+
+`deviceplugin.agent` creates one `ClaimDriver` if `dra.enabled` is true, and runs it while it serves the node. The
+claims that hold cards are in `NodeState.claims`, because pods without claims depend on them, too.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deviceplugin.dra.claim_cleanup import STATE_FILE, ClaimCleanup, Runtime
+from deviceplugin.dra.claim_preparation import ClaimPreparation, Surroundings
+from deviceplugin.dra.claim_registration import ClaimRegistration
+from deviceplugin.dra.claim_service import ClaimService
+from deviceplugin.dra.claim_status import ClaimApi
+from deviceplugin.dra.prepared_claims import PreparedClaims
+from deviceplugin.dra.slice_content import published_cards
+from deviceplugin.dra.slice_publisher import SlicePublisher
+from deviceplugin.event_loop import Wakeup
+from mgpu.kube import Api
+from mgpu.model.errors import RetryLater
+from mgpu.model.ledger import Holding
+from mgpu.model.resource_slices import PublishedCard
+
+
+@dataclass(frozen=True, slots=True)
+class DriverParts:
+    """What the driver uses of the agent.
+
+    Attributes:
+        surroundings: What the preparation of claims uses.
+        held: A function that returns what pods without claims hold, and remnants. It is called on other threads.
+        cards_changed: A signal that is sent when the cards have changed.
+        node_uid: A function that returns the UID of the Node, or None.
+        warn: A function that reports a problem of the node.
+    """
+
+    surroundings: Surroundings
+    held: Callable[[], Sequence[Holding]]
+    cards_changed: Wakeup
+    runtime: Runtime
+    node_uid: Callable[[], str | None]
+    warn: Callable[[str], None]
+
+
+class ClaimDriver:
+    """The driver. Any thread may call `update` and the methods that return a reason."""
+
+    def __init__(self, api: Api, claims: PreparedClaims, kubelet_dir: Path, parts: DriverParts) -> None:
+        around = parts.surroundings
+        claim_api = ClaimApi(api)
+        self._parts = parts
+        self._claims = claims
+        self._preparation = ClaimPreparation(claim_api, claims, around)
+        self._service = ClaimService(
+            around.node, self._preparation, around.devices.gpus, parts.cards_changed, self._other_socket
+        )
+        kubelet_socket = kubelet_dir / "device-plugins" / "kubelet.sock"
+        self._registration = ClaimRegistration(kubelet_dir, self._service, kubelet_socket)
+        self._cleanup = ClaimCleanup(claims, claim_api, kubelet_dir / STATE_FILE, around.pods, parts.runtime)
+        self._publisher = SlicePublisher(api, around.node, self._published_cards, parts.node_uid, parts.warn)
+
+    def start(self) -> None:
+        """Start to publish the cards."""
+        self._publisher.start()
+
+    def stop(self) -> None:
+        """Stop publishing. The slice stays."""
+        self._publisher.stop()
+
+    def update(self) -> None:
+        """Compare the cards with what is published."""
+        self._publisher.update()
+
+    def recover(self) -> None:
+        """Read which claims earlier agents have prepared. Call this before the agent serves the node."""
+        self._claims.recover()
+
+    async def serve(self) -> None:
+        """Keep the sockets for the kubelet open, until cancelled. The kubelet may call before `work` runs."""
+        await self._registration.run()
+
+    async def work(self) -> None:
+        """Answer the kubelet until cancelled. After that, calls wait for the agent that takes over."""
+        async with self._service.serving(), asyncio.TaskGroup() as group:
+            group.create_task(self._cleanup.run())
+            group.create_task(self._follow_problem())
+
+    def not_ready_reason(self) -> str | None:
+        """Return what is missing until claims can be prepared on this node, or None."""
+        reasons = [self._registration.problem, None if self._publisher.published else self._publisher.problem]
+        return "; ".join(filter(None, reasons)) or None
+
+    def unpublished_reason(self) -> str | None:
+        """Return why the API server does not have the present slice, or None if it has."""
+        return self._publisher.problem
+
+    def _other_socket(self) -> Path | None:
+        return self._registration.other_socket()
+
+    async def _follow_problem(self) -> None:
+        """Report once that the kubelet does not register the driver."""
+        warned: str | None = None
+        while True:
+            await asyncio.sleep(5.0)
+            problem = self._registration.problem
+            if problem is not None and problem != warned:
+                self._parts.warn(problem)
+            warned = problem
+
+    def _published_cards(self) -> tuple[PublishedCard, ...]:
+        around = self._parts.surroundings
+        whole = around.devices.whole()
+        if not around.is_resumed():
+            raise RetryLater("the pods and cards of this node have not been read yet")
+        if whole is None:
+            raise RetryLater("the partitions of the cards have not been read yet")
+        return published_cards(around.devices.gpus(), whole, around.devices.devices(), self._parts.held())
