@@ -4,7 +4,8 @@
 run. It does not implement volumes, probes, images, static pods, eviction, cgroups and the topology manager.
 """
 
+from playground.kubelet.dra import DraConfig
 from playground.kubelet.kubelet import Kubelet
 from playground.kubelet.node import KubeletConfig
 
-__all__ = ["Kubelet", "KubeletConfig"]
+__all__ = ["DraConfig", "Kubelet", "KubeletConfig"]

@@ -3,6 +3,9 @@
 `kubelet` starts a `Dra`, and `pod_worker` uses its parts. They are `claim_manager` for the claims of pods, `drivers`
 and `driver_client` for the drivers, `plugin_watcher` for their registration, and `device_health` for the health of
 devices. `pod_claims` says which claims a pod uses, and `claim_checkpoint` is the format of the checkpoint.
+
+Drivers that have only the service v1beta1.DRAPlugin, the claims of PodGroups and the checkpoint of the health are not
+implemented.
 """
 
 import logging

@@ -337,6 +337,33 @@ def test_pod_that_vanished_while_the_kubelet_was_stopped_is_unprepared(claims: C
     until(lambda: driver.unprepared == ["a"])
 
 
+def test_pod_is_deleted_when_its_driver_comes_back(claims: Claims) -> None:
+    first = claims.driver()
+    claims.claim("a")
+    claims.pod("p", {"gpu": "a"})
+    claims.cluster.wait_running("p")
+    first.stop()
+    claims.cluster.api.delete(f"{PODS}/p")
+    until(lambda: "terminated" in claims.cluster.pod("p")["status"]["containerStatuses"][0]["state"])
+    second = claims.driver()
+    claims.cluster.wait_gone(f"{PODS}/p")
+    assert second.unprepared == ["a"]
+
+
+def test_reboot_of_the_node_prepares_the_claims_again(claims: Claims) -> None:
+    driver = claims.driver()
+    driver.devices["a"] = [_device(0)]
+    claims.claim("a")
+    claims.pod("p", {"gpu": "a"})
+    claims.cluster.wait_running("p")
+    claims.cluster.kubelet.stop()
+    claims.cluster.runtime.reboot()
+    claims.cluster.kubelet.start()
+    until(lambda: claims.cluster.pod("p")["status"]["containerStatuses"][0]["restartCount"] == 1)
+    assert driver.prepared == ["a", "a"]
+    assert claims.log("p") == "CARD0=yes\n"
+
+
 def test_claim_of_a_template_belongs_to_its_pod(claims: Claims) -> None:
     claims.driver().devices["made"] = [_device(0)]
     claims.claim("made")
