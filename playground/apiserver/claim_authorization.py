@@ -25,7 +25,8 @@ def problems(permits: Permits, user: User, request: Request, new: Object, old: O
     Args:
         request: The request itself, with its verb `update` or `patch`.
     """
-    status, was = new.get("status") or {}, old.get("status") or {}
+    status = new.get("status") or {}
+    was = old.get("status") or {}
     verb = request.verb
     if any((status.get(key) or None) != (was.get(key) or None) for key in ("allocation", "reservedFor")):
         needed = Request(user.name, verb, request.group, "resourceclaims/binding")

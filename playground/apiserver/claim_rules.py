@@ -8,9 +8,9 @@ from typing import Any
 
 from playground.apiserver.api_errors import Cause, forbidden_field, invalid_value, required, too_long, unsupported
 from playground.apiserver.device_expressions import MOST_CHARACTERS, expression_problem
-from playground.apiserver.device_names import driver_name, full_attribute_name, required_label, rows, toleration
+from playground.apiserver.device_names import driver_name, full_attribute_name, rows, toleration
 from playground.apiserver.kinds import Kind
-from playground.apiserver.names import qualified_name, subdomain
+from playground.apiserver.names import dns_label, qualified_name, subdomain
 from playground.apiserver.storage import Object
 
 _MOST_REQUESTS = 32
@@ -39,7 +39,7 @@ def request_reference(value: str, field: str, names: Mapping[str, frozenset[str]
         yield invalid_value(field, value, _NAME_RULE)
         return
     for part in (request, alternative) if slash else (request,):
-        yield from required_label(part, field)
+        yield from dns_label(part, field)
     if request not in names or (slash and alternative not in names[request]):
         yield invalid_value(field, value, _NAME_RULE)
 
@@ -72,6 +72,8 @@ def defaults(claim: Object) -> None:
         devices = allocation["devices"] = allocation.get("devices") or {}
         for result in devices.get("results") or []:
             tolerations_default(result)
+    for row in status.get("devices") or []:
+        row.setdefault("conditions", None)  # the only optional list of the API group that is written as null
 
 
 def prepare(claim: Object) -> None:
@@ -151,7 +153,8 @@ def _is_extended(name: str) -> bool:
 
 
 def _check_devices(spec: Object, path: str) -> Iterator[Cause]:
-    devices, path = spec["devices"], f"{path}.devices"
+    devices = spec["devices"]
+    path = f"{path}.devices"
     names = request_names(spec)
 
     def reference(value: str, field: str) -> Iterable[Cause]:
@@ -171,8 +174,9 @@ def _check_devices(spec: Object, path: str) -> Iterator[Cause]:
 
 
 def _check_request(request: Object, field: str) -> Iterator[Cause]:
-    yield from required_label(request.get("name") or "", f"{field}.name")
-    alternatives, exactly = request.get("firstAvailable") or [], request.get("exactly")
+    yield from dns_label(request.get("name") or "", f"{field}.name")
+    alternatives = request.get("firstAvailable") or []
+    exactly = request.get("exactly")
     if alternatives and exactly is not None:
         yield invalid_value(field, None, f"{_ONE_REQUEST}, but multiple fields are set")
     elif alternatives:
@@ -185,7 +189,7 @@ def _check_request(request: Object, field: str) -> Iterator[Cause]:
 
 
 def _check_alternative(row: Object, field: str) -> Iterator[Cause]:
-    yield from required_label(row.get("name") or "", f"{field}.name")
+    yield from dns_label(row.get("name") or "", f"{field}.name")
     yield from _check_exactly(row, field)
 
 
@@ -193,7 +197,8 @@ def _check_exactly(row: Object, field: str) -> Iterator[Cause]:
     name = row.get("deviceClassName") or ""
     yield from subdomain(name, f"{field}.deviceClassName") if name else [required(f"{field}.deviceClassName")]
     yield from rows(row.get("selectors") or [], _MOST_SELECTORS, f"{field}.selectors", _check_selector)
-    mode, count = row["allocationMode"], row.get("count") or 0
+    mode = row["allocationMode"]
+    count = row.get("count") or 0
     if mode not in _MODES:
         yield unsupported(f"{field}.allocationMode", mode, _MODES)
     elif mode == "All" and count:
@@ -217,10 +222,10 @@ def _check_selector(row: Object, field: str) -> Iterator[Cause]:
 
 def _check_constraint(row: Object, field: str, reference: Any) -> Iterator[Cause]:
     yield from rows(row.get("requests") or [], _MOST_REQUESTS, f"{field}.requests", reference, str)
-    named = [k for k in ("matchAttribute", "distinctAttribute") if row.get(k) is not None]
-    if len(named) != 1:
+    key = next((k for k in ("matchAttribute", "distinctAttribute") if row.get(k) is not None), None)
+    if key is None:
         yield required(field, _ONE_CONSTRAINT)
-    for key in named:
+    else:
         yield from full_attribute_name(row[key], f"{field}.{key}")
 
 

@@ -17,7 +17,8 @@ from playground.apiserver.api_errors import (
     unsupported,
 )
 from playground.apiserver.claim_rules import MOST_CONFIGURATIONS, check_configuration, request_names, request_reference
-from playground.apiserver.device_names import driver_name, pool_name, required_label, rows, toleration
+from playground.apiserver.device_names import driver_name, pool_name, rows, toleration
+from playground.apiserver.names import dns_label
 from playground.apiserver.storage import Object
 
 _MOST_CONSUMERS = 256
@@ -48,7 +49,8 @@ def drop_deallocated(new: Object, old: Object) -> None:
 
 def validate(new: Object, old: Object) -> Iterator[Cause]:
     """Yield the problems of an update of the status."""
-    status, was = new["status"], old.get("status") or {}
+    status = new["status"]
+    was = old.get("status") or {}
     consumers = status.get("reservedFor") or []
     yield from rows(consumers, _MOST_CONSUMERS, "status.reservedFor", _check_consumer, lambda row: row.get("uid") or "")
     yield from _check_devices(status, {_identity(row) for row in _results(new)})
@@ -76,7 +78,7 @@ def _check_devices(status: Object, allocated: set[_Device]) -> Iterator[Cause]:
         field = f"status.devices[{i}]"
         yield from driver_name(row.get("driver") or "", f"{field}.driver")
         yield from pool_name(row.get("pool") or "", f"{field}.pool")
-        yield from required_label(row.get("device") or "", f"{field}.device")
+        yield from dns_label(row.get("device") or "", f"{field}.device")
         device = _identity(row)
         if device not in allocated:
             shown = "/".join(filter(None, device))
@@ -119,7 +121,8 @@ def _check_allocation(allocation: Object, names: Mapping[str, frozenset[str]]) -
             yield from request_reference(name, f"{field}.requests[{i}]", names)
         yield from check_configuration(row, field)
 
-    devices, path = allocation["devices"], "status.allocation.devices"
+    devices = allocation["devices"]
+    path = "status.allocation.devices"
     yield from rows(devices.get("results") or [], _MOST_RESULTS, f"{path}.results", result)
     yield from rows(devices.get("config") or [], 2 * MOST_CONFIGURATIONS, f"{path}.config", configuration)
     selector = allocation.get("nodeSelector")
@@ -132,7 +135,7 @@ def _check_result(row: Object, field: str, names: Mapping[str, frozenset[str]]) 
     yield from request_reference(row.get("request") or "", f"{field}.request", names)
     yield from driver_name(row.get("driver") or "", f"{field}.driver")
     yield from pool_name(row.get("pool") or "", f"{field}.pool")
-    yield from required_label(row.get("device") or "", f"{field}.device")
+    yield from dns_label(row.get("device") or "", f"{field}.device")
     yield from rows(row.get("tolerations") or [], -1, f"{field}.tolerations", toleration)
     share = row.get("shareID")
     if share is not None and not _is_uid(share):

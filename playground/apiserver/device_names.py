@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from playground.apiserver.api_errors import Cause, duplicate, invalid_value, required, too_long, too_many, unsupported
-from playground.apiserver.names import dns_label, subdomain
+from playground.apiserver.names import dns_label, qualified_name, subdomain
 from playground.apiserver.storage import Object
 
 _MOST_DRIVER = 63
@@ -115,16 +115,15 @@ def toleration(row: Object, field: str) -> Iterator[Cause]:
         yield unsupported(f"{field}.operator", operator, ("Equal", "Exists"))
     if operator == "Exists" and row.get("value"):
         yield invalid_value(f"{field}.value", row["value"], "must be empty for operator `Exists`")
-    if not row.get("key") and operator != "Exists":
-        yield required(f"{field}.key")
+    if row.get("key"):
+        yield from qualified_name(row["key"], f"{field}.key")
     if row.get("effect") and row["effect"] not in _EFFECTS:
         yield unsupported(f"{field}.effect", row["effect"], _EFFECTS)
 
 
 def taint(row: Object, field: str) -> Iterator[Cause]:
     """Yield the problems of a device taint."""
-    if not row.get("key"):
-        yield required(f"{field}.key")
+    yield from qualified_name(row.get("key") or "", f"{field}.key")
     if not row.get("effect"):
         yield required(f"{field}.effect")
     elif row["effect"] not in _EFFECTS:

@@ -14,7 +14,8 @@ def validate_claims(spec: Object) -> Iterator[Cause]:
     """Yield the problems of the claims of a pod, and of the references of its containers to them."""
     names: set[str] = set()
     for i, row in enumerate(spec.get("resourceClaims") or []):
-        field, name = f"spec.resourceClaims[{i}]", row.get("name") or ""
+        field = f"spec.resourceClaims[{i}]"
+        name = row.get("name") or ""
         yield from required_label(name, f"{field}.name")
         if name in names:
             yield duplicate(f"{field}.name", name)
@@ -34,7 +35,8 @@ def validate_claims(spec: Object) -> Iterator[Cause]:
 def _check_references(container: Object, field: str, names: set[str]) -> Iterator[Cause]:
     seen = set()
     for i, row in enumerate((container.get("resources") or {}).get("claims") or []):
-        name, request = row.get("name") or "", row.get("request") or ""
+        name = row.get("name") or ""
+        request = row.get("request") or ""
         if not name:
             yield required(f"{field}[{i}].name")
         elif name not in names:
@@ -52,10 +54,12 @@ def _check_references(container: Object, field: str, names: set[str]) -> Iterato
 
 def validate_status(new: Object, _old: Object) -> Iterator[Cause]:
     """Yield the problems of `resourceClaimStatuses` and `extendedResourceClaimStatus` in the status of a pod."""
-    spec, status = new["spec"], new.get("status") or {}
+    spec = new["spec"]
+    status = new.get("status") or {}
     names = {row["name"] for row in spec.get("resourceClaims") or []}
     for i, row in enumerate(status.get("resourceClaimStatuses") or []):
-        field, name = f"status.resourceClaimStatuses[{i}]", row.get("name") or ""
+        field = f"status.resourceClaimStatuses[{i}]"
+        name = row.get("name") or ""
         if name not in names:
             detail = "must match the name of an entry in `spec.resourceClaims`"
             yield invalid_value(f"{field}.name", name, detail)

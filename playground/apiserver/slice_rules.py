@@ -11,7 +11,7 @@ from fractions import Fraction
 from mgpu.model.quantities import parse_quantity
 from playground.apiserver.api_errors import Cause, forbidden_field, invalid_value, required, too_long, too_many
 from playground.apiserver.device_names import attribute_name, driver_name, pool_name, required_label, rows, taint
-from playground.apiserver.names import subdomain
+from playground.apiserver.names import dns_label, subdomain
 from playground.apiserver.storage import Object
 
 _MOST_DEVICES = 128
@@ -50,7 +50,8 @@ def validate(obj: Object) -> Iterator[Cause]:
     yield from driver_name(spec.get("driver") or "", "spec.driver")
     yield from _check_pool(spec["pool"])
     yield from _check_place(spec)
-    devices, counters = spec.get("devices"), spec.get("sharedCounters")
+    devices = spec.get("devices")
+    counters = spec.get("sharedCounters")
     if devices is not None and counters is not None:
         yield invalid_value("spec", "", "only one of `sharedCounters` or `devices` is allowed")
     advanced = any(_is_advanced(device) for device in devices or [])
@@ -66,7 +67,8 @@ def validate(obj: Object) -> Iterator[Cause]:
 
 def validate_update(new: Object, old: Object) -> Iterator[Cause]:
     """Yield the problems of an update that changes the driver, the pool or the node of a ResourceSlice."""
-    now, was = new["spec"], old["spec"]
+    now = new["spec"]
+    was = old["spec"]
     for field, value, before in (
         ("spec.pool.name", now["pool"].get("name"), was["pool"].get("name")),
         ("spec.driver", now.get("driver"), was.get("driver")),
@@ -78,7 +80,8 @@ def validate_update(new: Object, old: Object) -> Iterator[Cause]:
 
 def _check_pool(pool: Object) -> Iterator[Cause]:
     yield from pool_name(pool.get("name") or "", "spec.pool.name")
-    count, generation = pool.get("resourceSliceCount") or 0, pool.get("generation") or 0
+    count = pool.get("resourceSliceCount") or 0
+    generation = pool.get("generation") or 0
     if count <= 0:
         yield invalid_value("spec.pool.resourceSliceCount", count, "must be greater than zero")
     if generation < 0:
@@ -114,8 +117,9 @@ def _is_advanced(device: Object) -> bool:
 
 
 def _check_device(device: Object, field: str, *, own_place: bool) -> Iterator[Cause]:
-    yield from required_label(device.get("name") or "", f"{field}.name")
-    attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
+    yield from dns_label(device.get("name") or "", f"{field}.name")
+    attributes = device.get("attributes") or {}
+    capacity = device.get("capacity") or {}
     total = len(attributes) + len(capacity)
     if total > _MOST_ATTRIBUTES:
         detail = f"the total number of attributes and capacities must not exceed {_MOST_ATTRIBUTES}"
@@ -128,13 +132,15 @@ def _check_device(device: Object, field: str, *, own_place: bool) -> Iterator[Ca
         yield from _check_attribute(value, f"{field}.attributes[{name}]")
     for name, value in capacity.items():
         yield from attribute_name(name, f"{field}.capacity")
-        policy, where = value.get("requestPolicy"), f"{field}.capacity[{name}].requestPolicy"
+        policy = value.get("requestPolicy")
+        where = f"{field}.capacity[{name}].requestPolicy"
         if policy is not None and not device.get("allowMultipleAllocations"):
             yield forbidden_field(where, "allowMultipleAllocations must be true")
         elif policy is not None:
             yield from _check_policy(value.get("value", "0"), policy, where)
     yield from rows(device.get("taints") or [], _MOST_TAINTS, f"{field}.taints", taint)
-    consumed, path = device.get("consumesCounters") or [], f"{field}.consumesCounters"
+    consumed = device.get("consumesCounters") or []
+    path = f"{field}.consumesCounters"
     yield from rows(consumed, _MOST_CONSUMED_SETS, path, _check_consumed, lambda row: row.get("counterSet") or "")
     chosen = [key for key in ("nodeName", "nodeSelector", "allNodes") if device.get(key)]
     if own_place and len(chosen) != 1:
@@ -166,7 +172,9 @@ def _check_policy(capacity: str, policy: Object, field: str) -> Iterator[Cause]:
 
     A policy with only a default is not checked, so the capacity may then have any value.
     """
-    options, bounds, default = policy.get("validValues") or [], policy.get("validRange"), policy.get("default")
+    options = policy.get("validValues") or []
+    bounds = policy.get("validRange")
+    default = policy.get("default")
     kind = "validValues" if options else "validRange"
     if options and bounds is not None:
         detail = 'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time'
@@ -194,11 +202,15 @@ def _check_options(capacity: str, default: str, options: list[str], field: str) 
 
 
 def _check_range(capacity: str, default: str, bounds: Object, field: str) -> Iterator[Cause]:
-    low, high, step = bounds.get("min"), bounds.get("max"), bounds.get("step")
+    low = bounds.get("min")
+    high = bounds.get("max")
+    step = bounds.get("step")
     if low is None:
         yield required(f"{field}.min", "required when validRange is defined")
         return
-    least, most, usual = parse_quantity(low), parse_quantity(capacity), parse_quantity(default)
+    least = parse_quantity(low)
+    most = parse_quantity(capacity)
+    usual = parse_quantity(default)
     if least > most:
         yield invalid_value(f"{field}.min", low, f"min is larger than capacity value: {capacity}")
     if usual < least:

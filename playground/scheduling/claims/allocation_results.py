@@ -35,7 +35,8 @@ def allocation_of(claim: Raw, chosen: Sequence[Chosen], classes: Mapping[str, Ra
 
 
 def _result(chosen: Chosen) -> dict[str, Any]:
-    wanted, identity = chosen.wanted, chosen.device.id
+    wanted = chosen.wanted
+    identity = chosen.device.id
     result: dict[str, Any] = {
         "request": wanted.name,
         "driver": identity.driver,

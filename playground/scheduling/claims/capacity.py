@@ -41,7 +41,8 @@ def consumption(requested: Mapping[str, Any], capacity: Mapping[str, Raw], used:
 def _consumed(requested: Any, total: str, policy: Raw) -> str:
     if requested is None:
         return str(policy.get("default") or total)
-    bounds, options = policy.get("validRange") or {}, policy.get("validValues") or ()
+    bounds = policy.get("validRange") or {}
+    options = policy.get("validValues") or ()
     if bounds.get("min") is not None:
         return _rounded_up(str(requested), bounds)
     wanted = parse_quantity(requested)
@@ -49,7 +50,8 @@ def _consumed(requested: Any, total: str, policy: Raw) -> str:
 
 
 def _rounded_up(requested: str, bounds: Raw) -> str:
-    low, step = parse_quantity(bounds["min"]), bounds.get("step")
+    low = parse_quantity(bounds["min"])
+    step = bounds.get("step")
     wanted = parse_quantity(requested)
     if wanted < low:
         return str(bounds["min"])
@@ -70,7 +72,9 @@ def _binary(amount: int) -> str:
 def _violates(amount: str, policy: Raw) -> bool:
     """Return whether a policy does not allow an amount. It always allows its default."""
     value = parse_quantity(amount)
-    bounds, options, default = policy.get("validRange"), policy.get("validValues"), policy.get("default")
+    bounds = policy.get("validRange")
+    options = policy.get("validValues")
+    default = policy.get("default")
     if default is not None and value == parse_quantity(default):
         return False
     if bounds is not None:

@@ -91,7 +91,7 @@ def test_alternatives_get_defaults(api: Api, claims: str) -> None:
     ("spec", "field", "reason"),
     [
         (claim_spec({"name": "gpu"}), "spec.devices.requests[0]", "FieldValueRequired"),
-        (claim_spec(request(name="")), "spec.devices.requests[0].name", "FieldValueRequired"),
+        (claim_spec(request(name="")), "spec.devices.requests[0].name", "FieldValueInvalid"),
         (claim_spec(request(deviceClassName="")), "spec.devices.requests[0].exactly.deviceClassName",
          "FieldValueRequired"),
         (claim_spec(request(), request()), "spec.devices.requests[1]", "FieldValueDuplicate"),
