@@ -25,7 +25,8 @@ from mgpu.model.resource_claims import DRIVER, AttributeConstraint
 from mgpu.model.resource_slices import Attribute
 from scheduler.engine.card_constraints import Exclusion, cards_of_spread_group, exclusions
 from scheduler.engine.card_policy import CardScore, Policy
-from scheduler.engine.claim_search import ClaimSearch, Rule
+from scheduler.engine.claim_contents import ClaimTask, Rule
+from scheduler.engine.claim_search import search_claim
 from scheduler.engine.effort import FULL, SHORT, Effort, Limits
 from scheduler.engine.placement import place
 from scheduler.engine.rejections import (
@@ -286,10 +287,10 @@ def _solve_by_search(
         for row in problem.excluded
     ]
     avoided = cards_of_spread_group(problem.request, problem.cards)
-    search = ClaimSearch(
+    task = ClaimTask(
         problem.request, problem.cards, candidates, problem.rules, problem.policy, avoided, repeats=repeats
     )
-    chosen, proven = search.run(limits, effort)
+    chosen, proven = search_claim(task, limits, effort)
     if chosen is None:
         return _Outcome(None, proven)
     rows = zip(problem.request.containers, chosen, strict=True)

@@ -8,33 +8,25 @@ Why the result is right. A *result* is one card for one request. The search deci
 card on which the result fits and which agrees with the rules, except in these cases:
 
 - The results of a request are interchangeable, so they are placed in the order of a ranking of the cards.
-- *Equal* cards (`_classes`) are interchangeable while they have equal contents: exchanging them in a placement gives
-  another one with the same loss that also agrees with the rules. Only the first of them is tried.
+- *Equal* cards (`Contents.classes`) are interchangeable while they have equal contents: exchanging them in a placement
+  gives another one with the same loss that also agrees with the rules. Only the first of them is tried.
 - For the same reason, a state is not searched again if only the contents of equal cards are exchanged in it.
 - The loss of a placement is the sum of what each result adds to the loss of its card. The least that a result of a
-  request can add to a card, whatever else is on the card, is computed beforehand (`_least_losses`). If the loss so far
-  and the least losses of the other results together are not below the best loss, no better placement can follow.
+  request can add to a card, whatever else is on the card, is computed beforehand (`Contents.least_losses`). If the loss
+  so far and the least losses of the other results together are not below the best loss, no better placement follows.
 
 A second search then takes the requests in their order, and tries the lowest cards first. The first placement that it
 finds with the best loss is the one with the lowest indexes.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
-from operator import add
 
-from mgpu.model.cards import CardState
-from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest
-from scheduler.engine.card_policy import Policy
+from scheduler.engine.claim_contents import ClaimTask, Contents
 from scheduler.engine.effort import Budget, Effort, Exhausted, Limits
 
-_TRY_STEPS = 4  # steps to check whether a card can take a result
 _PUT_STEPS = 8  # steps to put a result on a card and to take it back
 _STATE_STEPS = 1  # steps for each card to describe a state
-_CONTENT_STEPS = 12  # steps to compute the content of a card with one more result
-_RATE_STEPS = 4  # steps to rate a content of a card
 _MAX_SEEN = 20_000  # the most states that are remembered
 
 Chosen = list[tuple[int, ...]]
@@ -44,208 +36,47 @@ _Cost = tuple[int, int]
 """The number of used cards of the spread group, and the loss."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A constraint between the results of some requests.
+def search_claim(task: ClaimTask, limits: Limits, effort: Effort) -> tuple[Chosen | None, bool]:
+    """Return the positions of the cards, and whether it is proven that they are the best ones.
 
-    Attributes:
-        attribute: The name of the attribute, for messages.
-        requests: The numbers of the requests.
-        values: The value of each card; None for a card that these requests exclude.
-        distinct: Whether the values must be pairwise different, and not equal.
+    The positions are None if no placement was found. The flag then says whether it is proven that there is none.
     """
-
-    attribute: str
-    requests: frozenset[int]
-    values: Sequence[Hashable]
-    distinct: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimSearch:
-    """The search for the best placement of one claim.
-
-    Attributes:
-        cards: The cards of the node, by index.
-        candidates: For each request, the positions of the healthy cards that it does not exclude, ascending.
-        avoided: For each card, whether a holder of the claim's spread group is on it.
-        repeats: Whether one card may serve several results of a request.
-    """
-
-    request: GpuRequest
-    cards: Sequence[CardState]
-    candidates: Sequence[Sequence[int]]
-    rules: Sequence[Rule]
-    policy: Policy
-    avoided: Sequence[bool]
-    repeats: bool
-
-    def run(self, limits: Limits, effort: Effort) -> tuple[Chosen | None, bool]:
-        """Return the positions of the cards, and whether it is proven that they are the best ones.
-
-        The positions are None if no placement was found. The flag then says whether it is proven that there is none.
-        """
-        budget = Budget(effort, limits.search)
-        contents = _Contents(self)
-        setup = budget.part(limits.search // 4)
-        try:
-            least = contents.least_losses(setup)
-        except Exhausted:
-            least = None
-        budget.give_back(setup)
-        for_lowest = budget.part(budget.left // 4)
-        best = _Descent(self, contents, self._constrained_first(), least, budget)
-        is_complete = best.run()
-        if best.chosen is None:
-            return (None, True) if is_complete else self._any(contents, Budget(effort, limits.fallback))
-        if not is_complete:
-            return best.chosen, False
-        for_lowest.give_back(budget)
-        lowest = _Descent(self, contents, range(len(self.candidates)), least, for_lowest, lowest_of=best.cost)
-        lowest.run()
-        return (best.chosen, False) if lowest.chosen is None else (lowest.chosen, True)
-
-    def _any(self, contents: "_Contents", budget: Budget) -> tuple[Chosen | None, bool]:
-        """Return the first placement, if the steps did not suffice for the best one."""
-        descent = _Descent(self, contents, self._constrained_first(), None, budget, first=True)
-        is_complete = descent.run()
-        return descent.chosen, descent.chosen is None and is_complete
-
-    def _constrained_first(self) -> list[int]:
-        """Return the numbers of the requests: whole cards, then those with the fewest cards to choose from."""
-
-        def key(r: int) -> tuple[int, ...]:
-            one = self.request.containers[r]
-            return -one.whole, len(self.candidates[r]), -one.memory, -(one.ratio or 0), -one.core, r
-
-        return sorted(range(len(self.candidates)), key=key)
+    budget = Budget(effort, limits.search)
+    contents = Contents(task)
+    setup = budget.part(limits.search // 4)
+    try:
+        least = contents.least_losses(setup)
+    except Exhausted:
+        least = None
+    budget.give_back(setup)
+    for_lowest = budget.part(budget.left // 4)
+    best = _Descent(task, contents, _constrained_first(task), least, budget)
+    is_complete = best.run()
+    if best.chosen is None:
+        return (None, True) if is_complete else _any(task, contents, Budget(effort, limits.fallback))
+    if not is_complete:
+        return best.chosen, False
+    for_lowest.give_back(budget)
+    lowest = _Descent(task, contents, range(len(task.candidates)), least, for_lowest, lowest_of=best.cost)
+    lowest.run()
+    return (best.chosen, False) if lowest.chosen is None else (lowest.chosen, True)
 
 
-class _Contents:
-    """Computes what the cards can hold of the claim, and the losses.
-
-    Requests that differ only in their names are one kind. A content is the number of results of each kind that are on a
-    card, packed into an integer. All results run at the same time, so what they take adds up.
-    """
-
-    def __init__(self, search: ClaimSearch) -> None:
-        self.kinds: list[int] = []
-        self._search = search
-        self._score = search.policy.scores(search.cards)
-        self._containers: list[ContainerRequest] = []
-        self._candidates: list[frozenset[int]] = []
-        self._most: list[int] = []
-        numbers: dict[Hashable, int] = {}
-        for r, container in enumerate(search.request.containers):
-            concerned = tuple(r in rule.requests for rule in search.rules)
-            alike = (replace(container, container=""), tuple(search.candidates[r]), concerned)
-            kind = numbers.setdefault(alike, len(numbers))
-            self.kinds.append(kind)
-            if kind == len(self._containers):
-                self._containers.append(container)
-                self._candidates.append(frozenset(search.candidates[r]))
-                self._most.append(0)
-            self._most[kind] += container.cards if search.repeats else 1
-        self._bits = sum(self._most).bit_length()
-        self._needs: list[dict[int, Amount]] = [{0: Amount()} for _ in search.cards]
-        self._grown: list[dict[tuple[int, int], int | None]] = [{} for _ in search.cards]
-        self._losses: list[dict[int, int]] = [{0: 0} for _ in search.cards]
-        self._rated: set[tuple[int, int]] = set()
-
-    def with_one(self, i: int, content: int, kind: int, budget: Budget) -> int | None:
-        """Return the content of a card with one more result of this kind, or None if it does not fit."""
-        budget.take(_TRY_STEPS)
-        grown = self._grown[i]
-        key = (content, kind)
-        if key not in grown:
-            budget.take(_CONTENT_STEPS)
-            grown[key] = self._grow(i, content, kind)
-        return grown[key]
-
-    def _grow(self, i: int, content: int, kind: int) -> int | None:
-        container = self._containers[kind]
-        if i not in self._candidates[kind] or self._count(content, kind) == self._most[kind]:
-            return None
-        if content and (container.whole or any(self._count(content, k) for k in self._whole_kinds())):
-            return None
-        state = self._search.cards[i]
-        need = Amount(*map(add, self._needs[i][content], container.amount_on(state.card)))
-        most = self._search.request.max_shares
-        short = need.core > state.core_free or need.memory > state.memory_free or need.ratio > state.ratio_free
-        if short or (most and state.shares + need.shares > most) or (container.whole and not state.idle):
-            return None
-        grown = content + (1 << kind * self._bits)
-        self._needs[i][grown] = need
-        return grown
-
-    def _count(self, content: int, kind: int) -> int:
-        return content >> kind * self._bits & (1 << self._bits) - 1
-
-    def _whole_kinds(self) -> Iterator[int]:
-        return (kind for kind, container in enumerate(self._containers) if container.whole)
-
-    def loss(self, i: int, content: int, budget: Budget) -> int:
-        """Return by how much the policy's score of a card is lower with this content."""
-        losses = self._losses[i]
-        if content not in losses:
-            need = self._needs[i][content]
-            is_new = (need.core, need.memory) not in self._rated
-            budget.take(_RATE_STEPS + self._search.policy.steps * is_new)
-            self._rated.add((need.core, need.memory))
-            losses[content] = self._score(i, 0, 0) - self._score(i, need.core, need.memory)
-        return losses[content]
-
-    def least_losses(self, budget: Budget) -> Mapping[tuple[int, int], int]:
-        """Return by kind and card the least that a result can add to the loss of the card, whatever else is on it.
-
-        A kind that does not fit on a card has no entry. Raises Exhausted if there are too many contents.
-        """
-        least: dict[tuple[int, int], int] = {}
-        for i in range(len(self._search.cards)):
-            known = {0}
-            pending = [0]
-            while pending:
-                content = pending.pop()
-                for kind in range(len(self._containers)):
-                    grown = self.with_one(i, content, kind, budget)
-                    if grown is None:
-                        continue
-                    added = self.loss(i, grown, budget) - self.loss(i, content, budget)
-                    least[kind, i] = min(added, least.get((kind, i), added))
-                    if grown not in known:
-                        known.add(grown)
-                        pending.append(grown)
-        return least
-
-    def classes(self, *, with_losses: bool) -> list[int]:
-        """Return a number for each card, which is the same for equal cards.
-
-        Equal cards can take the same results, and agree with the rules alike: they have the same values, or values that
-        no other card has.
-
-        Args:
-            with_losses: Whether equal cards also have the same losses. All losses must be computed then.
-        """
-        search = self._search
-        numbers: dict[Hashable, int] = {}
-        alone: list[set[Hashable]] = [_unique_values(rule) for rule in search.rules]
-        found = []
-        for i, state in enumerate(search.cards):
-            free = (state.core_free, state.memory_free, state.ratio_free, state.shares)
-            values = tuple(
-                None if rule.values[i] in unique else (rule.values[i],)
-                for rule, unique in zip(search.rules, alone, strict=True)
-            )
-            usable = tuple(i in candidates for candidates in self._candidates)
-            losses = (search.avoided[i], *sorted(self._losses[i].items())) if with_losses else ()
-            key = (state.card.core, state.card.memory, free, values, usable, losses)
-            found.append(numbers.setdefault(key, len(numbers)))
-        return found
+def _any(task: ClaimTask, contents: Contents, budget: Budget) -> tuple[Chosen | None, bool]:
+    """Return the first placement, if the steps did not suffice for the best one."""
+    descent = _Descent(task, contents, _constrained_first(task), None, budget, first=True)
+    is_complete = descent.run()
+    return descent.chosen, descent.chosen is None and is_complete
 
 
-def _unique_values(rule: Rule) -> set[Hashable]:
-    counts = Counter(rule.values)
-    return {value for value, count in counts.items() if count == 1}
+def _constrained_first(task: ClaimTask) -> list[int]:
+    """Return the numbers of the requests: whole cards, then those with the fewest cards to choose from."""
+
+    def key(r: int) -> tuple[int, ...]:
+        one = task.request.containers[r]
+        return -one.whole, len(task.candidates[r]), -one.memory, -(one.ratio or 0), -one.core, r
+
+    return sorted(range(len(task.candidates)), key=key)
 
 
 class _Descent:
@@ -253,7 +84,7 @@ class _Descent:
 
     Args:
         order: The numbers of the requests, in the order in which their results are decided.
-        least: The result of `_Contents.least_losses`; None if it is not known.
+        least: The result of `Contents.least_losses`; None if it is not known.
         lowest_of: The cost of the placements among which the one with the lowest indexes is wanted; None if the
             placement with the lowest cost is wanted.
         first: Whether the first placement suffices, whatever its cost.
@@ -265,8 +96,8 @@ class _Descent:
 
     def __init__(
         self,
-        search: ClaimSearch,
-        contents: _Contents,
+        task: ClaimTask,
+        contents: Contents,
         order: Sequence[int],
         least: Mapping[tuple[int, int], int] | None,
         budget: Budget,
@@ -276,7 +107,7 @@ class _Descent:
     ) -> None:
         self.chosen: Chosen | None = None
         self.cost = None if lowest_of is None else (lowest_of[0], lowest_of[1] + 1)
-        self._search = search
+        self._task = task
         self._contents = contents
         self._order = order
         self._least = None if least is None else self._remaining(least)
@@ -285,13 +116,14 @@ class _Descent:
         self._first = first or self._by_index
         # Without all losses it is not known whether equal cards have the same ones, so no cards are equal.
         is_comparable = first or least is not None
-        count = len(search.cards)
+        count = len(task.cards)
         self._classes = contents.classes(with_losses=not first) if is_comparable else list(range(count))
         self._held = [0] * count
         self._now: _Cost = (0, 0)
         self._path: list[list[int]] = [[] for _ in order]
-        self._values: list[list[Hashable]] = [[] for _ in search.rules]
+        self._values: list[list[Hashable]] = [[] for _ in task.rules]
         self._seen: set[Hashable] = set()
+        self._rankings: list[list[int]] = []
 
     def run(self) -> bool:
         """Search, and return whether the search was complete. Otherwise the budget has ended."""
@@ -306,11 +138,11 @@ class _Descent:
         """Return the cards that can take a result of a request, the best first."""
         kind = self._contents.kinds[r]
         fitting: list[tuple[int, int, int]] = []
-        for i in self._search.candidates[r]:
+        for i in self._task.candidates[r]:
             content = self._contents.with_one(i, 0, kind, self._budget)
             if content is not None:
                 loss = 0 if self._by_index else self._contents.loss(i, content, self._budget)
-                fitting.append((not self._by_index and self._search.avoided[i], loss, i))
+                fitting.append((not self._by_index and self._task.avoided[i], loss, i))
         return [i for *_, i in sorted(fitting)]
 
     def _remaining(self, least: Mapping[tuple[int, int], int]) -> list[list[int]]:
@@ -319,9 +151,9 @@ class _Descent:
         later = 0
         for r in reversed(self._order):
             kind = self._contents.kinds[r]
-            cards = self._search.request.containers[r].cards
-            losses = sorted(least[kind, i] for i in self._search.candidates[r] if (kind, i) in least)
-            if self._search.repeats:
+            cards = self._task.request.containers[r].cards
+            losses = sorted(least[kind, i] for i in self._task.candidates[r] if (kind, i) in least)
+            if self._task.repeats:
                 losses = losses[:1] * cards
             # If fewer cards can take a result, no placement is lost by a wrong bound.
             sums = list(accumulate(losses[:cards], initial=later))
@@ -339,7 +171,7 @@ class _Descent:
         decided = len(self._path[r])
         if self._is_worse(turn, decided) or (not decided and self._was_seen(turn)):
             return
-        is_last = decided + 1 == self._search.request.containers[r].cards
+        is_last = decided + 1 == self._task.request.containers[r].cards
         for rank, i, content, cost in self._choices(r, start):
             before = (self._held[i], self._now)
             self._put(r, i)
@@ -348,7 +180,7 @@ class _Descent:
             if is_last:
                 self._descend(turn + 1, 0)
             else:
-                self._descend(turn, rank + (not self._search.repeats))
+                self._descend(turn, rank + (not self._task.repeats))
             self._take_back(r)
             self._held[i], self._now = before
             if self._first and self.chosen is not None:
@@ -368,7 +200,7 @@ class _Descent:
                 continue
             tried.add(equal)
             loss = contents.loss(i, content, self._budget) - contents.loss(i, held, self._budget)
-            beside = self._search.avoided[i] and not held
+            beside = self._task.avoided[i] and not held
             found.append(((self._now[0] + beside, self._now[1] + loss), rank, i, content))
         if not self._by_index:
             found.sort()
@@ -376,7 +208,7 @@ class _Descent:
 
     def _agrees(self, r: int, i: int) -> bool:
         """Return whether a result on this card agrees with the rules and the results before."""
-        for rule, values in zip(self._search.rules, self._values, strict=True):
+        for rule, values in zip(self._task.rules, self._values, strict=True):
             if values and r in rule.requests and (rule.values[i] in values) == rule.distinct:
                 return False
         return True
@@ -384,13 +216,13 @@ class _Descent:
     def _put(self, r: int, i: int) -> None:
         self._budget.take(_PUT_STEPS)
         self._path[r].append(i)
-        for rule, values in zip(self._search.rules, self._values, strict=True):
+        for rule, values in zip(self._task.rules, self._values, strict=True):
             if r in rule.requests:
                 values.append(rule.values[i])
 
     def _take_back(self, r: int) -> None:
         self._path[r].pop()
-        for rule, values in zip(self._search.rules, self._values, strict=True):
+        for rule, values in zip(self._task.rules, self._values, strict=True):
             if r in rule.requests:
                 values.pop()
 
