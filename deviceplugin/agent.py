@@ -21,6 +21,8 @@ from deviceplugin.delivery.visibility import make_exposure, read_toolkit
 from deviceplugin.dra.claim_driver import ClaimDriver, DriverParts
 from deviceplugin.dra.claim_limits import ClaimLimits
 from deviceplugin.dra.claim_preparation import Surroundings
+from deviceplugin.dra.prepared_claims import plugin_folder
+from deviceplugin.dra.slice_publisher import SliceRemoval
 from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -107,6 +109,7 @@ class Agent:
         self._resizer = self._make_resizer()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
+        self._removal: SliceRemoval | None = None
         self._claims = self._make_claims(api)
         self._slices = self._make_slices(api, driver)
         self._limits = LimitsFiles(
@@ -152,6 +155,8 @@ class Agent:
         """Create the driver for ResourceClaims, if it is enabled."""
         state = self._state
         if not state.settings.dra.enabled:
+            if plugin_folder(Path(self._own.kubelet_dir)).exists():
+                self._removal = SliceRemoval(api, state.node)
             return None
         surroundings = Surroundings(
             state.node,
@@ -317,8 +322,8 @@ class Agent:
         self._isolation.recover()
         self._state.remnants.recover()
         self._start(self._reporter, self._records, self._slices, self._limits)
-        if self._claims is not None:
-            self._start(self._claims)
+        if (claims := self._claims or self._removal) is not None:
+            self._start(claims)
         log.info("started", extra={"node": self.node})
         warn_if_unsealed(self._verifier)
         self._warn_of_isolation()
@@ -346,7 +351,7 @@ class Agent:
 
     def _stop_writers(self) -> None:
         """Stop the parts that write to the API server, to cards or to files."""
-        for part in (self._reporter, self._records, self._slices, self._limits, self._claims):
+        for part in (self._reporter, self._records, self._slices, self._limits, self._claims or self._removal):
             if part is not None and part in self._started:
                 self._started.remove(part)
                 part.stop()

@@ -243,16 +243,39 @@ class SlicePublisher:
         self._wake.set()
 
 
-def remove_slice(api: Api, node: str) -> None:
-    """Delete the slice of a node whose agent does not serve claims any more. A failure is logged."""
-    try:
-        raw = api.get(f"{SLICES}/{quote(slice_name(node))}")
-        if is_ours(raw, node):
-            api.delete(f"{SLICES}/{quote(slice_name(node))}")
-            log.info("ResourceSlice deleted, since dra.enabled is false", extra={"node": node})
-    except (ApiError, Unreachable) as error:
-        if not (isinstance(error, ApiError) and error.status == _MISSING):
-            log.warning("the ResourceSlice of a node without DRA is not deleted: %s", error)
+class SliceRemoval:
+    """A thread that deletes the slice of a node whose agent does not serve claims any more, until it has succeeded."""
+
+    def __init__(self, api: Api, node: str) -> None:
+        self._api = api
+        self._node = node
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="resource slice", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, and wait at most two seconds for a call in progress."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        while not self._stop.is_set() and not self._remove():
+            self._stop.wait(_LONGEST_PAUSE)
+
+    def _remove(self) -> bool:
+        path = f"{SLICES}/{quote(slice_name(self._node))}"
+        try:
+            if is_ours(self._api.get(path), self._node):
+                self._api.delete(path)
+                log.info("ResourceSlice deleted, since dra.enabled is false", extra={"node": self._node})
+        except (ApiError, Unreachable) as error:
+            if not (isinstance(error, ApiError) and error.status == _MISSING):
+                log.warning("the ResourceSlice of a node without DRA is not deleted: %s", error)
+                return False
+        return True
 
 
 def _missing_api() -> str:
