@@ -53,7 +53,7 @@ class ClaimScheduling:
         self._observed = observed
         self._store = ClaimStore()
         watched = {
-            "resourceclaims": (self._claim_changed, self._store.remove_claim),
+            "resourceclaims": (self._claim_changed, self._claim_gone),
             "resourceslices": (self._slice_changed, self._store.remove_slice),
             "deviceclasses": (self._class_changed, self._store.remove_class),
         }
@@ -82,6 +82,12 @@ class ClaimScheduling:
         elif known is None or known.get("status") != claim.get("status"):
             meta = claim["metadata"]
             self._changed(Event.CLAIM, lambda pod: _uses(pod, meta["namespace"], meta["name"]))
+
+    def _claim_gone(self, claim: Raw) -> None:
+        known = self._store.remove_claim(claim)
+        if known is not None:
+            # `PodClaims.give_up` deletes the claim of an earlier attempt.
+            self._changed(Event.CLAIM, partial(_is_extended_for, known))
 
     def _slice_changed(self, raw: Raw) -> None:
         self._store.set_slice(raw)

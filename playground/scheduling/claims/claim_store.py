@@ -38,12 +38,14 @@ class ClaimStore:
             same = known is not None and known["metadata"]["uid"] == claim["metadata"]["uid"]
             return True, known if same else None
 
-    def remove_claim(self, claim: Raw) -> None:
+    def remove_claim(self, claim: Raw) -> Raw | None:
+        """Remove a claim and return its last known state, or return None if it is not known."""
         key = _key(claim)
         with self._lock:
             known = self._claims.get(key)
-            if known is not None and known["metadata"]["uid"] == claim["metadata"]["uid"]:
-                del self._claims[key]
+            if known is None or known["metadata"]["uid"] != claim["metadata"]["uid"]:
+                return None
+            return self._claims.pop(key)
 
     def claim(self, namespace: str, name: str) -> Raw | None:
         with self._lock:

@@ -10,7 +10,7 @@ from mgpu.kube import Api, ApiError
 from playground.controller_manager import ControllerManager
 from playground.controller_manager.pod_claims import FINALIZER, PodClaims
 from playground.installation import manifests
-from playground.scheduling import Scheduling
+from playground.scheduling import Extender, Scheduling
 from tests.playground.claim_objects import (
     CLAIMS,
     CLASSES,
@@ -27,6 +27,7 @@ from tests.playground.claim_objects import (
     template,
 )
 from tests.playground.fake_cluster import EVENTS, PODS, FakeCluster, Json
+from tests.playground.scheduling.fake_extender import FakeExtender
 from tests.waiting import until
 
 
@@ -280,6 +281,39 @@ def test_extended_resource_gets_a_claim_on_a_node_without_it(claims: FakeCluster
     assert (row["request"], row["consumedCapacity"]) == (request_name, {"cores": "100", "memory": "80Gi"})
     claims.api.delete(f"{PODS}/p", {"gracePeriodSeconds": 0})
     claims.wait_gone(f"{CLAIMS}/{name}")
+
+
+def test_claim_of_an_earlier_attempt_for_extended_resources_is_replaced(cluster: FakeCluster) -> None:
+    cluster.node("n1")
+    cluster.api.create(SLICES, device_slice("n1", card(0)))
+    cluster.api.create(CLASSES, device_class("whole", extendedResourceName="nvidia.com/gpu"))
+    pod = cluster.submit("p", {"nvidia.com/gpu": "1"})
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod["metadata"]["uid"], "controller": True}
+    stale = claim("stale", request("container-0-request-0", deviceClassName="whole"))
+    marks = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    stale["metadata"] |= {"ownerReferences": [owner], "annotations": marks, "finalizers": [FINALIZER]}
+    cluster.api.create(CLAIMS, stale)
+    cluster.start_scheduling()
+    cluster.wait_bound("p")
+    assert not cluster.exists(f"{CLAIMS}/stale")
+
+
+def test_extender_is_asked_about_extended_resources_and_not_about_claims(
+    cluster: FakeCluster, extender: FakeExtender
+) -> None:
+    cluster.node("n1")
+    cluster.api.create(SLICES, device_slice("n1", card(0), card(1)))
+    cluster.api.create(CLASSES, device_class())
+    cluster.api.create(CLASSES, device_class("whole", extendedResourceName="nvidia.com/gpu"))
+    cluster.api.create(CLAIMS, claim("c", share(40, "8Gi")))
+    cluster.start_scheduling(Extender(extender.url, managed={"nvidia.com/gpu": False, "mgpu.io/claims": True}))
+    row = {"name": "gpu", "resourceClaimName": "c"}
+    cluster.submit("claiming", resourceClaims=[row])
+    cluster.submit("marked", {"mgpu.io/claims": "0"}, resourceClaims=[row])
+    cluster.submit("extended", {"nvidia.com/gpu": "1"})
+    for name in ("claiming", "marked", "extended"):
+        cluster.wait_bound(name)
+    assert {body["Pod"]["metadata"]["name"] for _, body in extender.asked} == {"marked", "extended"}
 
 
 def test_extended_resource_of_the_node_itself_needs_no_claim(claims: FakeCluster) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from playground.scheduling.queue import Queue
+from playground.scheduling.queue import Event, Queue
 from tests.playground.fake_cluster import Json
 
 
@@ -52,6 +52,30 @@ def test_queue_change_during_an_attempt_is_not_missed(queue: Queue) -> None:
     popped(queue)
     queue.changed()
     queue.refused("a")
+    assert popped(queue) == "a"
+
+
+def test_queue_refused_pod_waits_for_the_events_that_it_wants(queue: Queue) -> None:
+    queue.put(waiting("a"))
+    queue.put(waiting("b"))
+    for name in ("a", "b"):
+        assert popped(queue) == name
+    queue.changed(Event.CLAIM, lambda pod: bool(pod["metadata"]["name"] == "b"))
+    for name in ("a", "b"):
+        queue.refused(name, wanted=frozenset({Event.CLAIM}))
+    assert popped(queue) == "b", "the event during the attempt concerned only this pod"
+    queue.changed(Event.POD)
+    queue.put(waiting("c"))
+    assert popped(queue) == "c"
+    queue.changed(Event.CLAIM)
+    assert popped(queue) == "a"
+
+
+def test_queue_refused_pod_is_tried_again_after_a_long_time() -> None:
+    queue = Queue(first=0.001, longest=0.001, patience=0.02)
+    queue.put(waiting("a"))
+    popped(queue)
+    queue.refused("a", wanted=frozenset())
     assert popped(queue) == "a"
 
 
