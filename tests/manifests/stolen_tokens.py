@@ -13,11 +13,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/security.md"
 END = "<!-- end -->"
 BASE, COMPONENT = "manifests/base/rbac.yaml", "manifests/components/second-scheduler/rbac.yaml"
-CLAIMS = "manifests/components/dra/rbac.yaml"
+CLAIMS, TEMPLATES = "manifests/components/dra/rbac.yaml", "manifests/components/dra-convert/rbac.yaml"
 STARTS = {
     BASE: "<!-- stolen tokens: tests/manifests/stolen_tokens.py -->",
     COMPONENT: "<!-- stolen tokens of the second scheduler: tests/manifests/stolen_tokens.py -->",
     CLAIMS: "<!-- stolen tokens and claims: tests/manifests/stolen_tokens.py -->",
+    TEMPLATES: "<!-- stolen tokens and converted pods: tests/manifests/stolen_tokens.py -->",
 }
 """Where the table of each file begins on the page."""
 _READS = frozenset({"get", "list", "watch"})
@@ -124,7 +125,11 @@ CONSEQUENCES: dict[Key, str] = {
         "make kube-scheduler try waiting pods again and again (`policy.yaml` prevents changes other than that of one "
         "annotation)"
     ),
-    _key(_AGENT, "resourceslices", "create", "update", "patch", "delete"): (
+    _key(_SCHEDULER, "resourceclaimtemplates", "create", "delete"): (
+        "create ResourceClaimTemplates of the class `mgpu` and delete those with mgpu's label, so that pods that were "
+        "converted wait (`policy.yaml` of the component denies others)"
+    ),
+    _key(_AGENT, "resourceslices", "create", "update", "delete"): (
         "read which devices all nodes publish; lie about the cards of its node, but by `policy.yaml` only in its own "
         "ResourceSlice and of mgpu's driver"
     ),

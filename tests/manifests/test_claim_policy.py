@@ -108,8 +108,11 @@ def test_agent_publishes_nothing_else(patch: Raw, why: str) -> None:
 
 def test_agent_neither_creates_nor_deletes_slices_of_other_nodes() -> None:
     policy = "mgpu-deviceplugin-resourceslices"
-    for new, old in ((slice_of("other"), None), (None, slice_of("other")), (None, slice_of("other-own"))):
+    others = changed(slice_of(), {"spec": {"driver": OTHER_DRIVER}})
+    for new, old in ((slice_of("other"), None), (None, slice_of("other")), (None, others)):
         assert denials(policy, new, old, user=AGENT, node=OWN)
+    named = changed(slice_of(), {"metadata": {"name": "of-a-former-version"}, "spec": {"sharedCounters": []}})
+    assert denials(policy, None, named, user=AGENT, node=OWN) == ()
     assert denials(policy, slice_of(""), None, user=AGENT)
     assert denials(policy, slice_of(), None, user=AGENT)
 

@@ -13,6 +13,8 @@ from playground.cluster import MANAGED
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 EXTENDERS = sorted(MANIFESTS.glob("components/*/kube-scheduler.yaml"))
+CLAIMS = "mgpu.io/claims"
+"""The resource with which components/dra marks pods with claims."""
 DIALECTS = pytest.mark.parametrize("dialect", registry.ALL, ids=lambda dialect: dialect.NAME)
 
 
@@ -40,7 +42,8 @@ def test_volcano_calls_for_the_same_resources_as_kube_scheduler() -> None:
     volcano = yaml.safe_load((MANIFESTS / "components/volcano/volcano-scheduler.yaml").read_text())
     (arguments,) = (p["arguments"] for tier in volcano["tiers"] for p in tier["plugins"] if p["name"] == "extender")
     for path in EXTENDERS:
-        assert set(arguments["extender.managedResources"]) == managed_resources(path)
+        # Volcano allocates claims by itself, which was not tried with mgpu (docs/design/dra.md).
+        assert set(arguments["extender.managedResources"]) == managed_resources(path) - {CLAIMS}
 
 
 @DIALECTS
