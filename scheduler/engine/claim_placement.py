@@ -87,8 +87,9 @@ def place_claim(
     if not request.containers:
         return Placement(())
     ordered = sorted(cards, key=attrgetter("card.index"))
-    if not ordered:
-        return impossible_request(request, ordered) or Placement(())
+    no_cards = None if ordered else impossible_request(request, ordered)
+    if no_cards is not None:
+        return no_cards
     problem = _problem(request, constraints, ordered, policy, excluded, attributes)
     effort = effort or Effort()
     outcome = _solve(problem, limits, effort)
@@ -166,6 +167,7 @@ def _problem(
     wide: list[Rule] = []
     rules: list[Rule] = []
     for constraint in constraints:
+        # A constraint for a single device only requires that the device has the attribute.
         concerned = frozenset(r for r, one in enumerate(request.containers) if constraint.concerns(one.container))
         rule = Rule(constraint.attribute, concerned, [_value(constraint, of) for of in found], constraint.distinct)
         missing = Exclusion(f"no attribute {constraint.attribute}")
@@ -219,7 +221,7 @@ def _solve(problem: _Problem, limits: Limits, effort: Effort) -> _Outcome:
     hopeless: bool | None = True
     for repeats in (False, True) if problem.has_repeatable else (False,):
         solve = _solve_like_pod if problem.is_like_pod else _solve_by_search
-        outcomes = [solve(problem, group, repeats, limits, effort) for group in groups]
+        outcomes = [solve(problem, group, limits, effort, repeats=repeats) for group in groups]
         proven = proven and all(outcome.proven for outcome in outcomes)
         placements = [outcome.placement for outcome in outcomes if outcome.placement is not None]
         if placements:
@@ -232,7 +234,7 @@ def _solve(problem: _Problem, limits: Limits, effort: Effort) -> _Outcome:
 
 
 def _solve_like_pod(
-    problem: _Problem, group: frozenset[int], repeats: bool, limits: Limits, effort: Effort
+    problem: _Problem, group: frozenset[int], limits: Limits, effort: Effort, *, repeats: bool
 ) -> _Outcome:
     """Place the claim on the cards of a group by `place`.
 
@@ -254,9 +256,9 @@ def _solve_like_pod(
     found = place(wanted, usable, policy, limits=limits, effort=effort)
     if isinstance(found, Rejection):
         return _Outcome(None, found.proven, found.hopeless)
-    chosen = iter(indexes for _, indexes in found.containers)
     if not repeats:
         return _Outcome(found, found.proven)
+    chosen = (indexes for _, indexes in found.containers)
     return _Outcome(_joined(request, chosen, proven=found.proven), found.proven)
 
 
@@ -280,7 +282,7 @@ def _joined(request: GpuRequest, chosen: Iterator[tuple[int, ...]], *, proven: b
 
 
 def _solve_by_search(
-    problem: _Problem, group: frozenset[int], repeats: bool, limits: Limits, effort: Effort
+    problem: _Problem, group: frozenset[int], limits: Limits, effort: Effort, *, repeats: bool
 ) -> _Outcome:
     candidates = [
         [i for i, exclusion in enumerate(row) if not exclusion and i in group and problem.cards[i].card.healthy]
