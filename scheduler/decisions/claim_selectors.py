@@ -16,10 +16,11 @@ iterations, and evaluates regular expressions in linear time. What is cached is 
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu.model import resource_slices
 from mgpu.model.cards import Card
 from mgpu.model.resource_claims import CORES, DRIVER, MEMORY, MILLI_PER_PERCENT
 from scheduler.engine.claim_placement import qualified_attributes
@@ -29,7 +30,8 @@ _LONGEST_EXPRESSION = 10 * 1024
 _MAX_CHARACTERS = 128 * 1024
 """The characters of all cached expressions. A compiled expression takes up to 300 bytes for each of them."""
 _MAX_RESULTS = 16_384
-"""The results that are cached. They also limit how often the library leaks memory (`selector_functions`)."""
+"""The results that are cached. Most selectors read only attributes that many cards have in common, so they have few
+results. Without this cache, a long-running scheduler would lose memory (`selector_functions`)."""
 _LONGEST_TEXT = 80
 """The characters of an expression or an error in a reason."""
 
@@ -37,6 +39,12 @@ _LITERAL = re.compile(r"\"([^\"\\]*)\"|'([^'\\]*)'|(?:attributes|capacity)\s*\.\
 _USE_OF_WHOLE_MAP = re.compile(
     r"\bdevice\b(?!\s*\.\s*(?:driver|allowMultipleAllocations|attributes|capacity)\b)"
     r"|\b(?:attributes|capacity)\b(?!\s*(?:\[|\.\s*(?!(?:all|exists|exists_one|existsOne|filter|map|size)\s*\()))"
+)
+_TEXT = r"(?:\"[^\"\\]*\"|'[^'\\]*')"
+_NAMED = rf"(?:\.\s*\??\s*([A-Za-z_]\w*)\b(?!\s*\()|\[\s*\??\s*({_TEXT})\s*\])"
+_ACCESS = re.compile(
+    r"\bdevice\s*\.\s*(?:(?:driver|allowMultipleAllocations)\b"
+    rf"|(?:attributes|capacity)\s*\[\s*\??\s*{_TEXT}\s*\]\s*{_NAMED})"
 )
 _MISSING_KEY = re.compile(r"Key not found in map : \"(.*)\"", re.DOTALL)
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -57,12 +65,21 @@ class _Selector:
         number: The number that stands for the expression in the cache of results.
         text: The expression as messages show it.
         domains: The domains for which the expression may look up attributes.
+        attributes: The names of all attributes that the result depends on; None if it may depend on any.
     """
 
     number: int
     text: str
     program: Any
     domains: frozenset[str]
+    attributes: tuple[str, ...] | None
+
+    def key(self, card: Card) -> Hashable:
+        """Return a value that is equal for cards for which the expression has the same result."""
+        if self.attributes is None:
+            return self.number, card
+        found = resource_slices.attributes(card)
+        return self.number, card.core, card.memory, tuple(found.get(name) for name in self.attributes)
 
 
 class Selectors:
@@ -74,7 +91,7 @@ class Selectors:
         self._compiled: OrderedDict[str, _Selector | Unsupported] = OrderedDict()
         self._characters = 0
         self._numbers = 0
-        self._results: OrderedDict[tuple[int, Card], str | Unsupported | None] = OrderedDict()
+        self._results: OrderedDict[Hashable, str | Unsupported | None] = OrderedDict()
 
     def excluded(self, expressions: Sequence[str], cards: Sequence[Card]) -> Mapping[int, str] | Unsupported:
         """Return the indexes of the cards for which an expression is not true, each with the reason.
@@ -123,11 +140,11 @@ class Selectors:
         except (RuntimeError, ValueError) as error:
             return Unsupported(f"mgpu cannot compile the selector {text}: {_cause(str(error))}")
         self._numbers += 1
-        return _Selector(self._numbers, text, program, _domains(expression))
+        return _Selector(self._numbers, text, program, _domains(expression), _attributes(expression))
 
     def _reason_against(self, card: Card, selectors: Sequence[_Selector]) -> str | Unsupported | None:
         for selector in selectors:
-            key = (selector.number, card)
+            key = selector.key(card)
             if key in self._results:
                 self._results.move_to_end(key)
             else:
@@ -183,6 +200,18 @@ def _domains(expression: str) -> frozenset[str]:
     if _USE_OF_WHOLE_MAP.search(expression):
         return frozenset()
     return frozenset(text for row in _LITERAL.findall(expression) for text in row if text and text != DRIVER)
+
+
+def _attributes(expression: str) -> tuple[str, ...] | None:
+    """Return the names of the attributes that an expression reads, or None if it may read any.
+
+    The only variable is `device`. If each use of it names one attribute or capacity, such as
+    `device.attributes["gpu.mgpu.io"].model`, the result depends on nothing else.
+    """
+    if re.search(r"\bdevice\b", _ACCESS.sub(" ", expression)):
+        return None
+    found = (identifier or text[1:-1] for identifier, text in _ACCESS.findall(expression))
+    return tuple(sorted({name for name in found if name}))
 
 
 def _shortened(text: str) -> str:

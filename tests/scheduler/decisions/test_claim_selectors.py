@@ -171,6 +171,39 @@ def test_changed_card_is_evaluated_again() -> None:
     assert selectors.excluded([expression], [replace(SMALL, model="H100")]) != {}
 
 
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("device.driver == 'a' && device.allowMultipleAllocations", ()),
+        (
+            f'{ATTRIBUTES}.model == "A" && {ATTRIBUTES}["numa"] == 1 && {CAPACITY}.memory.sign() == 1',
+            ("memory", "model", "numa"),
+        ),
+        ("has(device.attributes['gpu.mgpu.io'].uuid)", ("uuid",)),
+        (f"{ATTRIBUTES}.?index.hasValue()", ("index",)),
+        ('device.attributes[?"gpu.mgpu.io"].?numa.hasValue()', ("numa",)),
+        (f"{ATTRIBUTES}.size() == 3", None),
+        (f'{ATTRIBUTES}.exists(name, name == "numa")', None),
+        (f'"uuid" in {ATTRIBUTES}', None),
+        (f'{ATTRIBUTES}["uu" + "id"] == "GPU-a"', None),
+        (f'cel.bind(gpu, {ATTRIBUTES}, gpu.uuid == "GPU-a")', None),
+        ('[device].all(d, d.attributes["gpu.mgpu.io"].uuid == "GPU-a")', None),
+    ],
+)
+def test_attributes_that_an_expression_reads(expression: str, names: tuple[str, ...] | None) -> None:
+    assert claim_selectors._attributes(expression) == names
+
+
+@pytest.mark.parametrize("expression", SELECTED)
+def test_cards_with_equal_results_are_told_apart_from_the_others(expression: str) -> None:
+    """The results of many other cards are cached before."""
+    selectors = Selectors()
+    selectors.excluded([expression], [replace(card, uuid=f"GPU-{i}", index=i) for i in range(9) for card in CARDS])
+    found = selectors.excluded([expression], CARDS)
+    assert not isinstance(found, Unsupported)
+    assert [card.index for card in CARDS if card.index not in found] == SELECTED[expression]
+
+
 def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_selectors, "_MAX_RESULTS", 5)
     monkeypatch.setattr(claim_selectors, "_MAX_CHARACTERS", 200)
