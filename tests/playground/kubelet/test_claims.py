@@ -303,8 +303,8 @@ def test_force_deleted_pod_is_unprepared(claims: Claims) -> None:
     claims.pod("p", {"gpu": "a"})
     claims.cluster.wait_running("p")
     claims.cluster.api.delete(f"{PODS}/p", {"gracePeriodSeconds": 0})
-    until(lambda: driver.unprepared == ["a"])
-    assert claims.checkpoint() == []
+    until(lambda: claims.checkpoint() == [])
+    assert driver.unprepared == ["a"]
 
 
 def test_restart_of_the_kubelet_prepares_nothing_again(claims: Claims) -> None:
