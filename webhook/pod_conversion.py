@@ -131,7 +131,7 @@ def _amounts_of(container: Raw, kind: str) -> dict[str, Any]:
 
 
 def _check_claim_names(restored: Raw) -> None:
-    rows = table_at(restored, "spec").get("resourceClaims") or ()
+    rows = _rows(table_at(restored, "spec").get("resourceClaims"))
     if any(table_at(row).get("name") == CLAIM for row in rows):
         text = (
             f"the name {CLAIM!r} is needed for the claim into which the pod's GPU request is converted; choose another"
@@ -149,7 +149,11 @@ def _warnings(pod: Pod, claims: ClaimRequests) -> Iterator[str]:
 
 def _containers(raw: Raw) -> Iterator[dict[str, Any]]:
     spec = table_at(raw, "spec")
-    return (item for kind in _KINDS for item in spec.get(kind) or () if isinstance(item, dict))
+    return (item for kind in _KINDS for item in _rows(spec.get(kind)) if isinstance(item, dict))
+
+
+def _rows(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _gpu_resources(container: Raw) -> Resources:
@@ -169,7 +173,7 @@ def _converted(restored: Raw, claims: ClaimRequests, converted: ConvertedRequest
     meta = changed.setdefault("metadata", {})
     meta["annotations"] = {**(meta.get("annotations") or {}), CONVERTED: converted.to_annotation()}
     spec = changed["spec"]
-    spec["resourceClaims"] = [*(spec.get("resourceClaims") or ()), pod_claim(converted)]
+    spec["resourceClaims"] = [*_rows(spec.get("resourceClaims")), pod_claim(converted)]
     for container in _containers(changed):
         for kind in _AMOUNTS:
             amounts = _amounts_of(container, kind)
@@ -178,7 +182,7 @@ def _converted(restored: Raw, claims: ClaimRequests, converted: ConvertedRequest
         request = claims.by_container.get(str(container.get("name")))
         if request is not None:
             resources = container["resources"]
-            resources["claims"] = [*(resources.get("claims") or ()), {"name": CLAIM, "request": request}]
+            resources["claims"] = [*_rows(resources.get("claims")), {"name": CLAIM, "request": request}]
             # The pod's own variable would name other cards than those of the claim.
             if container.get("env"):
                 container["env"] = [e for e in container["env"] if table_at(e).get("name") != VISIBLE_DEVICES]
@@ -199,11 +203,11 @@ def _restored(raw: Raw) -> dict[str, Any]:
     if converted is None:
         return restored
     spec = restored.get("spec")
-    rows = table_at(spec).get("resourceClaims")
+    rows = _rows(table_at(spec).get("resourceClaims"))
     own = pod_claim(converted)
-    has_claim = isinstance(spec, dict) and isinstance(rows, list) and own in rows
+    has_claim = own in rows
     if has_claim and isinstance(spec, dict):
-        spec["resourceClaims"] = [row for row in rows if row != own] if isinstance(rows, list) else rows
+        spec["resourceClaims"] = [row for row in rows if row != own]
         if not spec["resourceClaims"]:
             del spec["resourceClaims"]
     for container in _containers(restored):
@@ -215,7 +219,7 @@ def _restore_container(container: dict[str, Any], converted: ConvertedRequests, 
     resources = container.get("resources") or {}
     if not isinstance(resources, dict):
         return
-    if has_claim and isinstance(claims := resources.get("claims"), list):
+    if has_claim and (claims := _rows(resources.get("claims"))):
         resources["claims"] = [row for row in claims if table_at(row).get("name") != CLAIM]
         if not resources["claims"]:
             del resources["claims"]
@@ -235,8 +239,8 @@ def _operations(before: Raw, after: Raw) -> Iterator[Operation]:
     yield from _of_table(before, after, ("metadata",), ("annotations",))
     yield from _of_table(before, after, ("spec",), ("resourceClaims", "schedulerName"))
     for kind in _KINDS:
-        old = table_at(before, "spec").get(kind) or ()
-        new = table_at(after, "spec").get(kind) or ()
+        old = _rows(table_at(before, "spec").get(kind))
+        new = _rows(table_at(after, "spec").get(kind))
         for i, (one, other) in enumerate(zip(old, new, strict=True)):
             for key in ("resources", "env"):
                 if table_at(one).get(key) != table_at(other).get(key):

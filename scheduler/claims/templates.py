@@ -45,8 +45,6 @@ LIST_SECONDS = 60.0
 RETRY_SECONDS = 5.0
 """The pause after which a template is created again if a pod that needs it still has no claim. Somebody may have
 deleted the template, or the create may have failed."""
-CONFLICT = "MgpuTemplateConflict"
-FAILED = "MgpuTemplateFailed"
 
 _Key = tuple[str, str]
 """The namespace and the name of a template."""
@@ -124,7 +122,7 @@ class ClaimTemplates:
                 self._compare(pod, wanted)
             else:
                 text = f"cannot create the ResourceClaimTemplate {name}: {error}"
-                self._warn(pod_reference(pod.namespace, pod.name, pod.uid), FAILED, text)
+                self._warn(pod_reference(pod.namespace, pod.name, pod.uid), "MgpuTemplateFailed", text)
         except Unreachable as error:
             log.warning("cannot create template %s: %s", name, error, extra={"pod": pod.uid})
 
@@ -142,7 +140,7 @@ class ClaimTemplates:
                 f"the ResourceClaimTemplate {name} is not the one that mgpu creates for this pod; delete it, and then "
                 f"the pod if it has a claim already"
             )
-            self._warn(pod_reference(pod.namespace, pod.name, pod.uid), CONFLICT, text)
+            self._warn(pod_reference(pod.namespace, pod.name, pod.uid), "MgpuTemplateConflict", text)
 
     def _remove_unused(self, now: float) -> None:
         try:

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
+import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mgpu import dialects
@@ -14,6 +15,7 @@ from mgpu.model.gpu_requests import ContainerRequest
 from mgpu.model.pods import Stage, read_pod
 from mgpu.model.resource_claims import read_claim, requests_before_allocation
 from mgpu.settings import load_settings
+from tests.arbitrary import JSON, PARTS
 from tests.builders import CORE, GIB, MEMORY, container, pod, share
 from tests.examples import examples
 from tests.mgpu.serving.reviews import patch_of, patched, review
@@ -24,6 +26,7 @@ from webhook.pod_rules import validate_create, validate_update
 
 SETTINGS = load_settings("dra: {enabled: true, convertCardMemory: 81920}")
 WITHOUT_CARD_MEMORY = load_settings()
+CLIENT = make_app(SETTINGS).test_client()
 MULTIPLE = "vke.volcengine.com/container-multiple-gpu"
 Raw = dict[str, Any]
 
@@ -379,7 +382,7 @@ def test_update_of_the_annotation_is_denied(user: str) -> None:
 
 
 def answer(path: str, raw: Raw) -> Raw:
-    reply: Any = make_app(SETTINGS).test_client().post(path, json=review(raw)).json
+    reply: Any = CLIENT.post(path, json=review(raw)).json
     return {"response": reply["response"]}
 
 
@@ -480,3 +483,24 @@ def test_property_second_conversion_changes_nothing_and_restore_undoes_it(raw: R
 
 def test_convert_pod_of_another_namespace_refers_to_the_same_template() -> None:
     assert converted(share(namespace="a"))["spec"] == converted(share(namespace="b"))["spec"]
+
+
+PARTLY_CONVERTED = st.builds(
+    lambda parts, text: {
+        **forged(**{CORE: "30", MEMORY: "1024"}),
+        **parts,
+        "metadata": {"annotations": {CONVERTED: text}},
+    },
+    PARTS,
+    st.just(forged(**{CORE: "30", MEMORY: "1024"})["metadata"]["annotations"][CONVERTED]) | JSON,
+)
+
+
+@given(st.sampled_from(["/restore", "/convert", "/validate"]), JSON | PARTS | PARTLY_CONVERTED)
+@example("/restore", {**forged(), "spec": {"containers": {"c": 1}, "resourceClaims": 1}})
+@examples(150)
+def test_property_any_object_gets_an_answer(path: str, raw: Any) -> None:
+    reply = CLIENT.post(path, data=orjson.dumps(review(raw)), content_type="application/json")
+    assert reply.status_code in (200, 400)
+    if reply.status_code == 200 and path != "/validate" and isinstance(raw, dict):
+        patched(raw, patch_of(reply.json))

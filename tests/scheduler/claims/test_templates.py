@@ -10,7 +10,7 @@ from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.converted_requests import CONVERTED, claim_template, read_converted
 from mgpu.model.errors import RetryLater
 from mgpu.settings import load_settings
-from scheduler.claims.templates import CONFLICT, FAILED, LIST_SECONDS, RETRY_SECONDS, UNUSED_SECONDS, ClaimTemplates
+from scheduler.claims.templates import LIST_SECONDS, RETRY_SECONDS, UNUSED_SECONDS, ClaimTemplates
 from scheduler.cluster.cache import ClusterCache
 from tests.builders import share
 from tests.clock import Clock
@@ -186,7 +186,7 @@ def test_template_with_another_content_is_reported_and_not_replaced(rig: Rig, ch
     before = copy.deepcopy(rig.api.templates)
     rig.state.pod_changed(raw)
     rig.work()
-    assert rig.warnings == [("p", CONFLICT)]
+    assert rig.warnings == [("p", "MgpuTemplateConflict")]
     assert rig.api.templates == before
 
 
@@ -195,7 +195,7 @@ def test_create_that_fails_is_reported_and_repeated(rig: Rig) -> None:
     rig.api.broken = ApiError(403, "Forbidden", "exceeded quota")
     rig.work()
     rig.work(0.2)
-    assert rig.warnings == [("p", FAILED)]
+    assert rig.warnings == [("p", "MgpuTemplateFailed")]
     rig.api.broken = Unreachable("down")
     rig.work(RETRY_SECONDS)
     rig.api.broken = None
