@@ -21,6 +21,7 @@ from playground.scheduling.claims.allocator import allocate
 from playground.scheduling.claims.claim_store import ClaimStore, allocated, is_reserved
 from playground.scheduling.claims.device_requests import Usage, referenced_classes
 from playground.scheduling.claims.extended_resources import ANNOTATION, ExtendedClaim, delegated, extended_claim
+from playground.scheduling.claims.pools import SliceIndex
 from playground.scheduling.queue import Event
 
 log = logging.getLogger(__name__)
@@ -180,7 +181,8 @@ class PodClaims:
         self._claims = claims
         self._extended = extended
         self._stale = stale
-        self._usage: Usage | None = None
+        self._usage: Usage | None = None  # it is read for the first node, like the slices
+        self._slices = SliceIndex(())
         self._found: dict[str, list[tuple[Raw, Raw]]] = {}  # the claims to allocate, by node, with their allocations
         self._special: dict[str, ExtendedClaim] = {}
         self._unavailable: list[Raw] = []  # the allocated claims that some node cannot use
@@ -215,7 +217,8 @@ class PodClaims:
             return []
         if self._usage is None:
             self._usage = self._store.usage()
-        found = allocate(wanted, node, self._store.slices(), self._store.classes(), self._usage)
+            self._slices = SliceIndex(self._store.slices())
+        found = allocate(wanted, node, self._slices.of_node(name), self._store.classes(), self._usage)
         if found is None:
             return ["cannot allocate all claims"]
         self._found[name] = list(zip(wanted, found, strict=True))

@@ -78,12 +78,32 @@ class Pool:
         return self.complete and not self.problem
 
 
+class SliceIndex:
+    """Slices, of which those that may concern one node are found without a look at all others."""
+
+    def __init__(self, slices: Iterable[Raw]) -> None:
+        self._by_pool: dict[tuple[str, str], list[Raw]] = {}
+        self._by_node: dict[str, set[tuple[str, str]]] = {}
+        for one in slices:
+            pool = _pool_of(one)
+            self._by_pool.setdefault(pool, []).append(one)
+            self._by_node.setdefault(one["spec"].get("nodeName") or "", set()).add(pool)
+
+    def of_node(self, node: str) -> list[Raw]:
+        """Return all slices of the pools of which a slice is for this node or for several nodes."""
+        pools = self._by_node.get(node, set()) | self._by_node.get("", set())
+        return [one for pool in sorted(pools) for one in self._by_pool[pool]]
+
+
+def _pool_of(one: Raw) -> tuple[str, str]:
+    return one["spec"]["driver"], one["spec"]["pool"]["name"]
+
+
 def gather_pools(slices: Iterable[Raw], node: Raw) -> list[Pool]:
     """Return the pools with devices that a node can use, in the order in which they are tried."""
     by_pool: dict[tuple[str, str], list[Raw]] = {}
     for one in slices:
-        spec = one["spec"]
-        by_pool.setdefault((spec["driver"], spec["pool"]["name"]), []).append(one)
+        by_pool.setdefault(_pool_of(one), []).append(one)
     found = (_pool(name, by_pool[name], node) for name in sorted(by_pool))
     return [pool for pool in found if pool is not None]
 

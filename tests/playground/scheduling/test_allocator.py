@@ -8,6 +8,7 @@ from mgpu.model.resource_claims import DRIVER
 from playground.scheduling.claims.allocator import AllocationError, allocate
 from playground.scheduling.claims.capacity import consumption
 from playground.scheduling.claims.device_requests import usage_of
+from playground.scheduling.claims.pools import SliceIndex
 from tests.playground.claim_objects import card, claim, device, device_class, device_slice, request, share
 from tests.playground.fake_cluster import Json
 
@@ -166,6 +167,16 @@ def test_slices_are_for_their_nodes() -> None:
     assert found is not None
     assert "nodeSelector" not in found[0]
     assert chosen(wanted, slices=[device_slice("n2", device("a"))]) is None
+
+
+def test_index_finds_the_slices_of_the_pools_of_a_node() -> None:
+    spanning = [device_slice(node, device(node), pool={"name": "p", "resourceSliceCount": 2}) for node in ("n1", "n2")]
+    own = device_slice("n3", device("a"))
+    shared = device_slice("all", device("b"), nodeName=None, allNodes=True)
+    index = SliceIndex([*spanning, own, shared])
+    assert index.of_node("n1") == [shared, *spanning]
+    assert index.of_node("n3") == [shared, own]
+    assert index.of_node("n4") == [shared]
 
 
 def test_first_alternative_that_fits_is_chosen() -> None:
