@@ -23,13 +23,19 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.cards import CardState
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.quantities import format_bytes, format_core
+from mgpu.model.resource_claims import API as RESOURCE_API
 from mgpu.presentation.card_views import percent
 from mgpu.presentation.explanations import CardRow, Explanation, NodeRow
 from mgpu.presentation.gang_views import gang_json
 from mgpu.presentation.plain_text import one_line
 
 Raw = Mapping[str, Any]
-_KINDS = {"pod": "Pod", "pods": "Pod", "po": "Pod", "mtgpupod": mtgpu.KIND, "mtgpupods": mtgpu.KIND}
+_CLAIM = "ResourceClaim"
+_KINDS = {
+    **dict.fromkeys(("pod", "pods", "po"), "Pod"),
+    **dict.fromkeys(("mtgpupod", "mtgpupods"), mtgpu.KIND),
+    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), _CLAIM),
+}
 # The text lists at most this many holders of a card, nodes with an equal answer, and different reasons.
 _MOST_HOLDERS = 2
 _MOST_NAMES = 4
@@ -44,6 +50,7 @@ Examples:
   kubectl mgpu explain train-0
   kubectl mgpu explain train-0 -n team-a --node gpu-7
   kubectl mgpu explain mtgpupod/notebook
+  kubectl mgpu explain claim/train-0-gpu-x7k2p
   kubectl mgpu explain train-0 -o json | jq '.nodes[] | select(.reason == null)'
 """
 
@@ -61,10 +68,10 @@ def command(
 ) -> None:
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
-    TYPE is pod (the default) or mtgpupod. The reasons are those of mgpu's engine at this moment. Other reasons (taints,
-    selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit code is 1 if the pod, the
-    MtgpuPod or a node of --node does not exist, or the cluster does not answer. It is 2 if the arguments or the
-    settings are invalid.
+    TYPE is pod (the default), mtgpupod or claim (a ResourceClaim). The reasons are those of mgpu's engine at this
+    moment. Other reasons (taints, selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit
+    code is 1 if the object or a node of --node does not exist, or the cluster does not answer. It is 2 if the arguments
+    or the settings are invalid.
     """
     kind, name = _kind(name)
     sources = Sources(options)
@@ -101,18 +108,26 @@ def _kind(name: str) -> tuple[str, str]:
     if not slash:
         return "Pod", name
     if type_.lower() not in _KINDS or not rest or "/" in rest:
-        raise BadObject([Problem(name, "must be NAME, pod/NAME or mtgpupod/NAME")])
+        raise BadObject([Problem(name, "must be NAME, pod/NAME, mtgpupod/NAME or claim/NAME")])
     return _KINDS[type_.lower()], rest
 
 
+def _collection(kind: str) -> tuple[str, str]:
+    """Return the path of the API group of a kind, and the plural name of the kind."""
+    if kind == mtgpu.KIND:
+        return f"/apis/{mtgpu.API_VERSION}", "mtgpupods"
+    return (f"/apis/{RESOURCE_API}", "resourceclaims") if kind == _CLAIM else ("/api/v1", "pods")
+
+
 def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
-    prefix, plural = (f"/apis/{mtgpu.API_VERSION}", "mtgpupods") if kind == mtgpu.KIND else ("/api/v1", "pods")
+    prefix, plural = _collection(kind)
     try:
         return api.get(f"{prefix}/namespaces/{quote(namespace, safe='')}/{plural}/{quote(name, safe='')}")
     except ApiError as error:
         # The API server gives a reason if the object is missing, and none if its type is.
         if error.status == 404 and not error.reason:
-            raise click.ClickException(f"this cluster has no {kind}s: their CRD is missing") from error
+            missing = "its API is not served" if kind == _CLAIM else "their CRD is missing"
+            raise click.ClickException(f"this cluster has no {kind}s: {missing}") from error
         raise
 
 

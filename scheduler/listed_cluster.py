@@ -22,6 +22,7 @@ from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import read_gpu_pod
+from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.explanation import Explainer, NoSuchNode, NotCached, Raw
 from scheduler.decisions.filter import Filter
@@ -78,7 +79,7 @@ def _key(raw: cluster_objects.Raw) -> str:
 
 
 def explain(api: Api, settings: Settings, kind: str, raw: Raw, selected: Sequence[str]) -> Explanation:
-    """Explain a Pod or an MtgpuPod from the objects of the API server.
+    """Explain a Pod, an MtgpuPod or a ResourceClaim from the objects of the API server.
 
     Args:
         selected: The names of the nodes that the user selects, if any.
@@ -91,7 +92,8 @@ def explain(api: Api, settings: Settings, kind: str, raw: Raw, selected: Sequenc
     if kind == "Pod":
         _read_pod_group(api, state, raw)
     try:
-        return Explainer(state, settings).object(kind, raw, names, selected)
+        claims = ClaimDecider(state, api, settings, EffortBudgets(sleep=lambda _: None))
+        return Explainer(state, settings, claims=claims).object(kind, raw, names, selected)
     except NoSuchNode as error:
         raise click.ClickException(str(error)) from error
     except NotCached as error:

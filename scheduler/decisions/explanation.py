@@ -20,11 +20,15 @@ from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import format_bytes
 from mgpu.model.raw_objects import table_at
 from mgpu.presentation import request_text
+from mgpu.presentation.claim_views import holder_name
 from mgpu.presentation.explanations import CardRow, Condition, Explanation, NodeRow
 from mgpu.presentation.gang_views import GangView, describe_gang
 from mgpu.settings import Settings
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid, read_gpu_pod
+from scheduler.decisions import claim_explanation
+from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_explanation import ClaimExplainer
 from scheduler.decisions.effort_budgets import EffortBudgets
 from scheduler.decisions.filter import Filter, Filtered
 from scheduler.decisions.gang_outlook import GangOutlooks
@@ -57,6 +61,7 @@ class Explainer:
         gangs: The outlooks to ask. By default, new ones whose searches have the limits FULL.
         limits: The limits of the search for the reasons against the cards of one node.
         pace: A function that is called after each such search. A process that also serves other callers sleeps in it.
+        claims: A decider for claims, whose allowances no other caller uses. Without it, claims are not explained.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Explainer:
         gangs: GangOutlooks | None = None,
         limits: Limits = FULL,
         pace: Callable[[], object] = lambda: None,
+        claims: ClaimDecider | None = None,
     ) -> None:
         self._state = state
         self._settings = settings
@@ -74,14 +80,15 @@ class Explainer:
         self._gangs = gangs or GangOutlooks(state, self._filter, settings)
         self._limits = limits
         self._pace = pace
+        self._claims = ClaimExplainer(state, settings, claims, self._card_rows, pace) if claims else None
 
     def object(self, kind: str, raw: Raw, names: Sequence[str], selected: Sequence[str] = ()) -> Explanation:
-        """Explain a Pod or an MtgpuPod.
+        """Explain a Pod, an MtgpuPod or a ResourceClaim.
 
         Args:
             kind: The kind of the object.
             names: The sorted names of all nodes.
-            selected: The nodes to which the user limits the explanation of a pod that waits; () for no limit.
+            selected: The nodes to which the user limits the explanation of an object that waits; () for no limit.
 
         Raises:
             NoSuchNode: if a selected node does not exist.
@@ -92,11 +99,19 @@ class Explainer:
             raise NoSuchNode(f"no node is named {', '.join(unknown)}")
         if kind == mtgpu.KIND:
             return self.mtgpupod(raw)
+        if kind == claim_explanation.KIND and self._claims is not None:
+            return self._claims.claim(raw, selected)
         meta = raw["metadata"]
         if self._state.uid_of(meta["namespace"], meta["name"]) != meta["uid"]:
             raise NotCached(f"{meta['namespace']}/{meta['name']}")
         with_cards = self._state.nodes_with_cards()
         detailed = selected or (with_cards if len(with_cards) <= _MAX_DETAILED_NODES else ())
+        if self._claims is not None and self._state.gpu_pod(str(meta["uid"])) is None:
+            pod = read_pod(raw)
+            explanation = Explanation(f"Pod {pod.key}", _status(pod), conditions=_conditions(raw))
+            by_claims = None if pod.ended else self._claims.pod(explanation, raw, selected)
+            if by_claims is not None:
+                return by_claims
         return self.pod(raw, list(dict.fromkeys(selected)) or names, detailed, all_cards=bool(selected))
 
     def pod(self, raw: Raw, names: Sequence[str], detailed: Sequence[str], *, all_cards: bool = False) -> Explanation:
@@ -256,10 +271,10 @@ def _mtgpupod_verdict(pod: mtgpu.MtgpuPod, rows: Sequence[CardRow]) -> tuple[str
 
 
 def _holders(state: CardState, holdings: Sequence[Holding], uid: str) -> tuple[str, ...]:
-    """Return the other pods on the card. The occupy pod is omitted if any other pod holds a share of the card."""
+    """Return the others on the card. The occupy pod is omitted if any other pod holds a share of the card."""
     on_card = [h for h in holdings if any(share.is_on(state.card) for share in h.shares)]
     users = [h for h in on_card if not (h.occupies and h.gpuid == state.gpuid)]
-    return tuple(sorted(h.key for h in users or on_card if h.uid != uid))
+    return tuple(sorted(holder_name(h) for h in users or on_card if h.uid != uid))
 
 
 def _node_rows(result: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ...]:

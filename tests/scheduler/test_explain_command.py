@@ -284,7 +284,7 @@ def test_kubeconfig_sets_namespace_and_context(cluster: Cluster, tmp_path: Path)
 @pytest.mark.parametrize("name", ["job/x", "a/b/c", "pod/"])
 def test_malformed_name_is_reported_in_one_line(cluster: Cluster, name: str) -> None:
     result = cluster.explain(name)
-    assert (result.exit_code, result.stderr) == (2, f"{name}: must be NAME, pod/NAME or mtgpupod/NAME\n")
+    assert (result.exit_code, result.stderr) == (2, f"{name}: must be NAME, pod/NAME, mtgpupod/NAME or claim/NAME\n")
 
 
 def test_unknown_context_is_an_error(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from mgpu.dialects import mtgpu
 from mgpu.kube import ApiError, Unreachable
 from mgpu.model.errors import RetryLater
 from mgpu.model.object_names import LONGEST_NAME, is_namespace_name, is_object_name
+from mgpu.model.resource_claims import API as RESOURCE_API
 from mgpu.presentation.answers import (
     CLUSTER_PATH,
     EXPLANATION_PATH,
@@ -37,6 +38,7 @@ from scheduler.api.replica import Replica
 from scheduler.background import Pace
 from scheduler.cluster.forecast import LEARNING_POLICIES
 from scheduler.cluster.gpu_pods import GpuPod
+from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets, never
 from scheduler.decisions.explanation import Explainer, NoSuchNode, NotCached
 from scheduler.decisions.filter import Filter
@@ -53,6 +55,7 @@ _WATCHES = ("nodes", "devices", "pods")
 _PATHS = {
     "Pod": "/api/v1/namespaces/{}/pods/{}",
     mtgpu.KIND: f"/apis/{mtgpu.API_VERSION}/namespaces/{{}}/mtgpupods/{{}}",
+    "ResourceClaim": f"/apis/{RESOURCE_API}/namespaces/{{}}/resourceclaims/{{}}",
 }
 
 
@@ -92,7 +95,10 @@ class _Endpoints:
         # One Pace is for one thread at a time. `_explaining` is held while this one is used.
         pace = Pace(pause_ratio=0.5)
         gangs = GangOutlooks(replica.state, filter_, replica.settings, limits=LEAST, pace=pace)
-        self._explainer = Explainer(replica.state, replica.settings, filter_, gangs, limits=SHORT, pace=pace)
+        claims = ClaimDecider(replica.state, replica.api, replica.settings, EffortBudgets())
+        self._explainer = Explainer(
+            replica.state, replica.settings, filter_, gangs, limits=SHORT, pace=pace, claims=claims
+        )
         self._explaining = threading.Lock()
         self._agents = AgentPages(replica.state)
         self._places = threading.Semaphore(_MOST_ANSWERED)
