@@ -10,18 +10,17 @@ Source: pkg/controller/resourceclaim in Kubernetes.
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import Recorder, pod_reference
 from mgpu.kube.reflector import Reflector
+from playground.controller_manager.claim_index import ClaimIndex, Name, claim_names, name_of, owning_pod
 
 log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
-_Name = tuple[str, str]
-"""The namespace and the name of a pod or a claim."""
 CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"
 _ROOT = "/apis/resource.k8s.io/v1"
@@ -41,10 +40,8 @@ class PodClaims:
         self._api = api
         self._events = Recorder(api, "resource_claim")
         self._wake = threading.Condition()  # guards the attributes down to `_stopped`
-        self._pods: dict[_Name, Raw] = {}
-        self._users: set[_Name] = set()  # the pods that name claims
-        self._claims: dict[_Name, Raw] = {}
-        self._due: dict[tuple[str, _Name], None] = {}  # what to look at: "pod" or "claim", in the order of arrival
+        self._known = ClaimIndex()
+        self._due: dict[tuple[str, Name], None] = {}  # what to look at: "pod" or "claim", in the order of arrival
         self._stopped = False
         # The claims that were created and that the watch may not have shown yet, by the UID of the pod and the name of
         # the claim in the pod.
@@ -70,52 +67,40 @@ class PodClaims:
         self._events.stop()
 
     def _pod_changed(self, pod: Raw) -> None:
-        name = _name(pod)
         with self._wake:
-            self._pods[name] = pod
+            self._known.set_pod(pod)
             if pod["spec"].get("resourceClaims"):
-                self._users.add(name)
-                self._add("pod", name)
+                self._add("pod", name_of(pod))
             if _is_done(pod):
-                self._add_claims_of(pod)
+                self._add_related(pod)
 
     def _pod_gone(self, pod: Raw) -> None:
-        name = _name(pod)
         with self._wake:
-            known = self._pods.pop(name, None)
-            self._users.discard(name)
+            known = self._known.remove_pod(pod)
             if known is not None:
-                self._add_claims_of(known)
+                self._add_related(known)
 
     def _claim_changed(self, claim: Raw) -> None:
-        name = _name(claim)
         with self._wake:
-            self._claims[name] = claim
-            self._add("claim", name)
-            for pod in self._users:
-                if pod[0] == name[0] and name[1] in claim_names(self._pods[pod]).values():
-                    self._add("pod", pod)
+            self._known.set_claim(claim)
+            self._add("claim", name_of(claim))
+            for pod in self._known.users(name_of(claim)):
+                self._add("pod", pod)
 
     def _claim_gone(self, claim: Raw) -> None:
-        name = _name(claim)
         with self._wake:
-            known = self._claims.pop(name, None)
-            owner = owning_pod(known) if known else None
-            if owner is not None:
-                self._add("pod", (name[0], owner[0]))
+            self._known.remove_claim(claim)
+            for pod in self._known.users(name_of(claim)):
+                self._add("pod", pod)
 
-    def _add(self, kind: str, name: _Name) -> None:
+    def _add_related(self, pod: Raw) -> None:
+        """Note the claims that a pod owns or consumes. The caller holds the lock."""
+        for claim in self._known.related(pod):
+            self._add("claim", claim)
+
+    def _add(self, kind: str, name: Name) -> None:
         self._due[kind, name] = None
         self._wake.notify_all()
-
-    def _add_claims_of(self, pod: Raw) -> None:
-        """Note the claims that a pod uses or owns. The caller holds the lock."""
-        uid = pod["metadata"]["uid"]
-        for name, claim in self._claims.items():
-            consumers = (claim.get("status") or {}).get("reservedFor") or []
-            owner = owning_pod(claim)
-            if (owner is not None and owner[1] == uid) or any(row["uid"] == uid for row in consumers):
-                self._add("claim", name)
 
     def _run(self) -> None:
         while not all(watch.wait_synced(0.1) for watch in self._watches):
@@ -136,11 +121,11 @@ class PodClaims:
                 for key in failed:
                     self._add(*key)
 
-    def _sync(self, kind: str, name: _Name) -> bool:
+    def _sync(self, kind: str, name: Name) -> bool:
         """Take the next steps for a pod or a claim. Return False if they failed and must be tried again."""
         with self._wake:
-            pod = self._pods.get(name)
-            claim = self._claims.get(name)
+            pod = self._known.pod(name)
+            claim = self._known.claim(name)
         try:
             if kind == "pod" and pod is not None:
                 self._sync_pod(pod)
@@ -165,7 +150,7 @@ class PodClaims:
         if any(known.get(key) != value for key, value in found.items()):
             statuses = [{"name": key, "resourceClaimName": value} for key, value in found.items()]
             body = {"metadata": {"uid": meta["uid"]}, "status": {"resourceClaimStatuses": statuses}}
-            self._api.patch(f"{_path('pods', _name(pod))}/status", body, _STRATEGIC_PATCH)
+            self._api.patch(f"{_path('pods', name_of(pod))}/status", body, _STRATEGIC_PATCH)
         if pod["spec"].get("nodeName"):
             for claim_name in {**known, **found}.values():
                 self._reserve(pod, claim_name)
@@ -175,8 +160,8 @@ class PodClaims:
         meta = pod["metadata"]
         key = (meta["uid"], row["name"])
         with self._wake:
-            claims = [claim for name, claim in self._claims.items() if name[0] == meta["namespace"]]
-        for claim in claims:
+            claims = [self._known.claim(name) for name in sorted(self._known.related(pod))]
+        for claim in filter(None, claims):
             name = claim["metadata"]["name"]
             marked = (claim["metadata"].get("annotations") or {}).get(CLAIM_ANNOTATION) == row["name"]
             owner = owning_pod(claim)
@@ -226,7 +211,7 @@ class PodClaims:
     def _reserve(self, pod: Raw, claim_name: str) -> None:
         meta = pod["metadata"]
         with self._wake:
-            claim = self._claims.get((meta["namespace"], claim_name))
+            claim = self._known.claim((meta["namespace"], claim_name))
         status = (claim or {}).get("status") or {}
         consumers = status.get("reservedFor") or []
         is_consumer = any(row["uid"] == meta["uid"] for row in consumers)
@@ -261,9 +246,9 @@ class PodClaims:
         owner = owning_pod(claim)
         if owner is None:
             return
-        namespace, name = _name(claim)
+        namespace, name = name_of(claim)
         with self._wake:
-            pod = self._pods.get((namespace, owner[0]))
+            pod = self._known.pod((namespace, owner[0]))
         if pod is not None and (pod["metadata"]["uid"] != owner[1] or _is_done(pod)):
             try:
                 self._api.delete(_path("resourceclaims", (namespace, name)))
@@ -276,7 +261,7 @@ class PodClaims:
         if row.get("apiGroup") or row["resource"] != "pods":
             return True
         with self._wake:
-            pod = self._pods.get((namespace, row["name"]))
+            pod = self._known.pod((namespace, row["name"]))
         if pod is None or pod["metadata"]["uid"] != row["uid"]:
             # The watch may lag behind, so the API server decides.
             try:
@@ -288,31 +273,12 @@ class PodClaims:
         return bool(pod["metadata"]["uid"] == row["uid"]) and not _is_done(pod)
 
     def _write_status(self, claim: Raw, status: Raw) -> Raw:
-        return self._api.replace(f"{_path('resourceclaims', _name(claim))}/status", {**claim, "status": status})
+        return self._api.replace(f"{_path('resourceclaims', name_of(claim))}/status", {**claim, "status": status})
 
     def _unprotect(self, claim: Raw) -> Raw:
         kept = [name for name in claim["metadata"].get("finalizers") or [] if name != FINALIZER]
         body = {**claim, "metadata": {**claim["metadata"], "finalizers": kept}}
-        return self._api.replace(_path("resourceclaims", _name(claim)), body)
-
-
-def owning_pod(claim: Raw) -> tuple[str, str] | None:
-    """Return the name and the UID of the pod for which a claim was created, or None."""
-    for row in claim["metadata"].get("ownerReferences") or []:
-        if row.get("controller") and (row["apiVersion"], row["kind"]) == ("v1", "Pod"):
-            return row["name"], row["uid"]
-    return None
-
-
-def claim_names(pod: Raw) -> dict[str, str]:
-    """Return the names of the existing claims of a pod by their names in the pod."""
-    named = {row["name"]: row["resourceClaimName"] for row in _claim_rows(pod) if row.get("resourceClaimName")}
-    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    return named | {row["name"]: row["resourceClaimName"] for row in statuses if row.get("resourceClaimName")}
-
-
-def _claim_rows(pod: Raw) -> Iterator[Raw]:
-    yield from pod["spec"].get("resourceClaims") or []
+        return self._api.replace(_path("resourceclaims", name_of(claim)), body)
 
 
 def _is_done(pod: Raw) -> bool:
@@ -322,11 +288,6 @@ def _is_done(pod: Raw) -> bool:
     return "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName")
 
 
-def _name(obj: Raw) -> _Name:
-    meta = obj["metadata"]
-    return meta["namespace"], meta["name"]
-
-
-def _path(plural: str, name: _Name) -> str:
+def _path(plural: str, name: Name) -> str:
     root = "/api/v1" if plural == "pods" else _ROOT
     return f"{root}/namespaces/{name[0]}/{plural}/{name[1]}"
