@@ -238,7 +238,7 @@ def test_operations_tells_of_every_event() -> None:
     """Of the scheduler and the agent; those of MtgpuPods have a test of their own."""
     told = re.compile(
         r'(?:tell|warn|warn_node|warn_pod)\((?:[^()]|\([^()]*\))*?"([A-Z]\w+)"|(?:reason: str|REASON) = "(\w+)"'
-        r'|reason="(Mgpu\w+)"'
+        r'|\w ?= ?"(Mgpu[A-Z]\w+)"'
     )
     sources = [path.read_text() for part in ("scheduler", "deviceplugin") for path in (ROOT / part).rglob("*.py")]
     reasons = {name for text in sources for names in told.findall(text) for name in names if name}
