@@ -6,7 +6,7 @@ store. The gates of kube-scheduler and of the kubelets cannot be seen at all.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,16 +32,18 @@ _WHOLE_CARDS, _EXTENDED_RESOURCE = "mgpu-whole", "nvidia.com/gpu"
 
 
 def read_claim_support(
-    api: Api, settings: Settings, environment: Mapping[str, str], read_if_allowed: Any
+    api: Api, settings: Settings, environment: Mapping[str, str] | None, hooks: Sequence[Raw], read_if_allowed: Any
 ) -> ClaimSupport:
     """Return what the cluster has of Dynamic Resource Allocation. If mgpu serves no claims, nothing else is read.
 
     Args:
-        environment: the environment variables of the scheduler's Deployment that override the settings.
+        environment: the environment variables of the scheduler's Deployment that override the settings; None if the
+            Deployment cannot be read. Then a webhook for claims shows that mgpu serves them.
+        hooks: the webhooks for claims.
         read_if_allowed: see `collection.read_installation`.
     """
-    enabled = environment.get(ENVIRONMENT, str(settings.dra.enabled)).lower() in ("true", "1", "yes", "on")
-    if not enabled:
+    enabled = (environment or {}).get(ENVIRONMENT, str(settings.dra.enabled)).lower() in ("true", "1", "yes", "on")
+    if not enabled and not (environment is None and hooks):
         return ClaimSupport()
 
     def listing(path: str) -> list[Raw]:
@@ -98,7 +100,7 @@ def check_claims(installation: Installation) -> Iterator[Finding]:
 
 
 def _disabled(installation: Installation) -> Finding:
-    if _hooks(installation):
+    if claim_hooks(installation.configurations):
         text = f"dra.enabled is false, but the webhook {CONFIGURATION} exists, so claims with mgpu's devices are denied"
         return Finding(CLAIMS, Level.FAILED, text, f"kubectl delete mutatingwebhookconfiguration {CONFIGURATION}")
     return Finding(CLAIMS, Level.OK, "ResourceClaims are not served (dra.enabled is false)")
@@ -137,13 +139,14 @@ def _check_gates(stored: Raw) -> Iterator[Finding]:
         yield Finding(CLAIMS, Level.WARNING, text, f"enable it in {_GATES} (on by default since Kubernetes 1.36)")
 
 
-def _hooks(installation: Installation) -> list[Raw]:
-    """Return mgpu's webhooks for claims."""
+def claim_hooks(configurations: Mapping[str, Sequence[Raw]]) -> list[Raw]:
+    """Return mgpu's webhooks for claims.
+
+    Args:
+        configurations: the webhook configurations, by the plural name of their kind.
+    """
     return [
-        hook
-        for raw in installation.configurations.get(_MUTATING, ())
-        for hook in webhooks_of(raw)
-        if _path(hook).endswith(_PATH)
+        hook for raw in configurations.get(_MUTATING, ()) for hook in webhooks_of(raw) if _path(hook).endswith(_PATH)
     ]
 
 
@@ -155,7 +158,7 @@ def _path(hook: Raw) -> str:
 def _check_webhook(installation: Installation) -> Iterator[Finding]:
     if _MUTATING in installation.hidden:
         return
-    hooks = _hooks(installation)
+    hooks = claim_hooks(installation.configurations)
     if not hooks:
         text = "no webhook decides the cards of claims, so claims and other pods can get the same part of a card"
         yield Finding(CLAIMS, Level.FAILED, text, _APPLY)

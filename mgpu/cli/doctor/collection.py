@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mgpu.cli import cluster_objects
 from mgpu.cli.doctor import commands, kueue
 from mgpu.cli.doctor.callers import ENDPOINTS, environment_variables
-from mgpu.cli.doctor.claims import ENVIRONMENT, read_claim_support
+from mgpu.cli.doctor.claims import ENVIRONMENT, claim_hooks, read_claim_support
 from mgpu.cli.doctor.installation import COMPONENT, DryRun, Installation, Raw, Sealing, Secret, is_nvidia_plugin
 from mgpu.cli.doctor.records import CONFIG_MAP, verify_records
 from mgpu.dialects import mtgpu
@@ -80,7 +80,9 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
     devices = listing(f"/apis/{DEVICE_API}/devices")
     pods: list[Raw] = read_if_allowed("pods", lambda: list(cluster_objects.pods(api)), [])
     keys_path = f"/api/v1/namespaces/{namespace}/configmaps/{CONFIG_MAP}"
-    overrides = _environment(api, namespace, workloads["mgpu-scheduler"], {ENVIRONMENT}, read_if_allowed)
+    scheduler = workloads["mgpu-scheduler"]
+    overrides = dict(_environment(api, namespace, scheduler, {ENVIRONMENT}, read_if_allowed)) if scheduler else None
+    configurations = {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS}
     keys: Raw = read_if_allowed(f"configmap {CONFIG_MAP}", lambda: api.get(keys_path), {})
     return Installation(
         namespace,
@@ -90,7 +92,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         try_pod(api, try_in),
         try_binding(api, try_in),
         frozenset((*_resources(api, DEVICE_API), *_resources(api, mtgpu.API_VERSION))),
-        {kind: listing(f"{CONFIGURATIONS}/{kind}") for kind in KINDS},
+        configurations,
         {name: secret for name, secret in secrets.items() if secret.files},
         [lease for lease in leases if lease["metadata"]["name"] == LEASE],
         nodes,
@@ -117,7 +119,7 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         _sealing(keys, pods, settings),
         read_kueue(api, read_if_allowed),
         commands.ask(api, namespace),
-        read_claim_support(api, settings, dict(overrides), read_if_allowed),
+        read_claim_support(api, settings, overrides, claim_hooks(configurations), read_if_allowed),
     )
 
 

@@ -1,7 +1,7 @@
 """The check of `mgpu doctor` for ResourceClaims."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,14 +135,14 @@ def test_what_the_user_may_not_read_is_no_fault() -> None:
     assert finding_of(replace(installed, configurations={}, hidden=hidden)).level == "ok"
 
 
-def read(api: Api, environment: Mapping[str, str]) -> ClaimSupport:
+def read(api: Api, environment: Mapping[str, str] | None, hooks: Sequence[Raw] = ()) -> ClaimSupport:
     def read_if_allowed(_what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return ask()
         except ApiError:
             return otherwise
 
-    return read_claim_support(api, load_settings(), environment, read_if_allowed)
+    return read_claim_support(api, load_settings(), environment, hooks, read_if_allowed)
 
 
 def test_support_is_read_from_the_api_server_only_if_claims_are_enabled(tmp_path: Path) -> None:
@@ -154,7 +154,9 @@ def test_support_is_read_from_the_api_server_only_if_claims_are_enabled(tmp_path
 
     with served(tmp_path, fill) as kubeconfig:
         api = Api.connect(kubeconfig)
-        assert read(api, {}) == ClaimSupport()
+        assert read(api, {}, WEBHOOK["webhooks"]) == read(api, None) == ClaimSupport()
+        # Without a Deployment, such as on the playground, the webhook shows it.
+        assert read(api, None, WEBHOOK["webhooks"]).enabled
         found = read(api, {"MGPU_DRA__ENABLED": "true"})
         api.close()
     assert (found.enabled, found.served, found.slice_dry_run.status) == (True, True, 201)
