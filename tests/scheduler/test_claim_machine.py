@@ -37,16 +37,18 @@ from tests.scheduler.claim_objects import (
 )
 from tests.scheduler.fake import Replica, admitted, admitted_claims, cluster, reader
 
-NODES = {"n1": 2, "n2": 1}
+NODES = {"n1": 3, "n2": 1}
 CARDS = {node: b.cards(count, node=node) for node, count in NODES.items()}
 Raw = dict[str, Any]
 Shape = tuple[int, ...]
 """The cores of each device of a claim, in percent; 0 for a whole card. Equal numbers are one request for several."""
 
-claims = st.sampled_from(["c", "d", "e", "f"])
+NAMES = ("c", "d", "e", "f")
+numbers = st.integers(0, 3)
+"""Which of the claims to which something can happen."""
 pods = st.sampled_from(["p", "q"])
 nodes = st.sampled_from(["n1", "n1", "n2"])
-shapes = st.sampled_from([(20,), (60,), (60,), (100,), (0,), (30, 50), (40, 40)])
+shapes = st.sampled_from([(20,), (60,), (60,), (60,), (0,), (30, 50), (40, 40)])
 cores = st.sampled_from([20, 60, 60, 100])
 wished = st.sampled_from([{}, {}, {}, {"mgpu.io/same-card-group": "pair"}, {"mgpu.io/spread-group": "web"}])
 fates = st.sampled_from(["lands", "lands", "twice", "refused", "in flight", "outdated", "no answer", "dry run"])
@@ -54,14 +56,14 @@ kinds = st.sampled_from(["resourceclaims", "resourceclaims", "pods", "devices"])
 steps = st.sampled_from(
     [
         "",
-        "",
-        "",
         "claims arrive",
         "all arrive",
         "delivery",
+        "late delivery",
         "allocation",
         "foreign allocation",
         "deallocation",
+        "deletion",
         "binding",
         "no answer",
         "outage",
@@ -104,7 +106,10 @@ class Cluster(RuleBasedStateMachine):
         self.api.put("deviceclasses", device_class())
         self.created = 0
         self.has_foreign = False
-        self.in_flight: list[Callable[[], Raw]] = []
+        self.allocations = 0
+        self.foreign: dict[str, int] = {}  # By shareID, the version of the claim that the write without webhook gave.
+        self.expected: set[str] = set()  # The UIDs of the claims that nobody but a repair may deallocate.
+        self.in_flight: dict[str, Callable[[], Raw]] = {}  # By UID.
         self.delivered: dict[str, tuple[str, tuple[Share, ...]]] = {}  # By UID, what containers have: the node, shares.
         self.seen: dict[str, Raw] = {}  # By name, the claims as the agents know them.
         self.unhealthy = False
@@ -120,10 +125,22 @@ class Cluster(RuleBasedStateMachine):
 
     # Claims and pods
 
-    @rule(name=claims, shape=shapes, annotations=wished, several=st.booleans())
-    def a_claim_is_created(self, name: str, shape: Shape, annotations: dict[str, str], several: bool) -> None:
-        if ("default", name) in self.api.resourceclaims:
-            return
+    def pick(self, number: int, condition: Callable[[Claim], bool]) -> str | None:
+        """Return the name of one of the claims that fulfill the condition, or None if there is none."""
+        names = [name for (_, name), raw in sorted(self.api.resourceclaims.items()) if condition(read(raw))]
+        return names[number % len(names)] if names else None
+
+    def claim_without_allocation(self, number: int, shape: Shape, annotations: dict[str, str]) -> str | None:
+        """Return the name of a claim without allocation, which is created if there is none."""
+        missing = [name for name in NAMES if ("default", name) not in self.api.resourceclaims]
+        # kube-scheduler writes a claim again only after the answer to the last write.
+        found = self.pick(number, lambda one: not one.allocated and one.uid not in self.in_flight)
+        if found is not None or not missing:
+            return found
+        self.create_claim(missing[0], shape, annotations)
+        return missing[0]
+
+    def create_claim(self, name: str, shape: Shape, annotations: dict[str, str]) -> None:
         annotations = {} if len(shape) > 1 or shape == (0,) else annotations
         requests = []
         for i, core in enumerate(dict.fromkeys(shape)):
@@ -140,15 +157,34 @@ class Cluster(RuleBasedStateMachine):
         for one in read(self.api.claim(name)).requests:
             for i in range(one.count):
                 device = f"card-{(first + i) % NODES[node]}"
-                share_id = f"{name}-{self.created}-{len(found)}"
+                self.allocations += 1
+                share_id = f"share-{self.allocations}"
                 core = 1000 if one.core is None else one.core
                 consumed = {"cores": str(core // 10), "memory": "80Gi" if one.whole else "1Gi"}
                 found.append(result(device, one.name, node, share_id, **consumed))
         return found
 
-    @rule(name=claims, node=nodes, first=st.integers(0, 1), fate=fates, consumers=st.sampled_from([1, 1, 1, 2]))
-    def kube_scheduler_allocates(self, name: str, node: str, first: int, fate: str, consumers: int) -> None:
-        if ("default", name) not in self.api.resourceclaims or read(self.api.claim(name)).allocated:
+    @rule(
+        number=numbers,
+        shape=shapes,
+        annotations=wished,
+        node=nodes,
+        first=st.integers(0, 2),
+        fate=fates,
+        consumers=st.sampled_from([1, 1, 1, 2]),
+    )
+    def kube_scheduler_allocates(
+        self,
+        number: int,
+        shape: Shape,
+        annotations: dict[str, str],
+        node: str,
+        first: int,
+        fate: str = "lands",
+        consumers: int = 1,
+    ) -> None:
+        name = self.claim_without_allocation(number, shape, annotations)
+        if name is None:
             return
         raw = self.api.claim(name)
         new = allocated(raw, *self.results(name, node, first), pods=tuple(f"of-{name}-{i}" for i in range(consumers)))
@@ -162,43 +198,56 @@ class Cluster(RuleBasedStateMachine):
                 self.api.begin_replace(path, new)
             store = self.api.begin_replace(path, new, dry_run=fate == "dry run")
             if fate == "in flight":
-                self.in_flight.append(store)
+                self.in_flight[read(raw).uid] = store
             else:
                 store()
+        self.note_allocations()
         self.api.refuse_allocations = False
         self.api.lost_answers = 0
+
+    def note_allocations(self) -> None:
+        self.expected |= {read(raw).uid for raw in self.api.resourceclaims.values() if read(raw).allocated}
 
     @rule()
     def land(self) -> None:
         """The writes that were admitted arrive."""
         waiting = self.in_flight
-        self.in_flight = []
-        for store in waiting:
+        self.in_flight = {}
+        for store in waiting.values():
             with contextlib.suppress(ApiError):
                 store()
+        self.note_allocations()
 
-    @rule(name=claims, node=nodes, first=st.integers(0, 1))
-    def somebody_allocates_without_the_webhook(self, name: str, node: str, first: int) -> None:
+    @rule(number=numbers, shape=shapes, annotations=wished, node=nodes)
+    def somebody_allocates_without_the_webhook(
+        self, number: int, shape: Shape, annotations: dict[str, str], node: str
+    ) -> None:
+        """The first cards are chosen, so that several such allocations overlap."""
         admit = self.api.admit_claim
         self.api.admit_claim = None
         self.has_foreign = True
-        self.kube_scheduler_allocates(name, node, first, "lands", 1)
+        before = self.allocations
+        self.kube_scheduler_allocates(number, shape, annotations, node, 0)
+        self.foreign |= {f"share-{i}": self.api.version for i in range(before + 1, self.allocations + 1)}
         self.api.admit_claim = admit
 
-    @rule(name=claims, is_deleted=st.booleans())
-    def the_pod_of_a_claim_ends(self, name: str, is_deleted: bool) -> None:
+    @rule(number=numbers, is_deleted=st.booleans())
+    def the_pod_of_a_claim_ends(self, number: int, is_deleted: bool) -> None:
         """The agent stops the delivery, and the claim is deallocated or deleted."""
-        if ("default", name) not in self.api.resourceclaims:
+        name = self.pick(number, lambda one: one.allocated or is_deleted)
+        if name is None:
             return
         self.delivered.pop(read(self.api.claim(name)).uid, None)
+        self.expected.discard(read(self.api.claim(name)).uid)
         if is_deleted:
             self.api.remove("resourceclaims", name)
-        elif read(self.api.claim(name)).allocated:
+        else:
             self.api.edit_claim(name, lambda raw: raw.update(status={}))
 
-    @rule(name=claims)
-    def somebody_edits_a_claim(self, name: str) -> None:
-        if ("default", name) in self.api.resourceclaims:
+    @rule(number=numbers)
+    def somebody_edits_a_claim(self, number: int) -> None:
+        name = self.pick(number, lambda one: one.allocated)
+        if name is not None:
             self.api.edit_claim(name, lambda raw: raw["metadata"].update(labels={"a": str(self.api.version)}))
 
     @rule(name=pods, core=cores, annotations=wished, node=nodes, fate=st.sampled_from(["lands", "refused", "outage"]))
@@ -224,11 +273,9 @@ class Cluster(RuleBasedStateMachine):
 
     # The agents
 
-    @rule(name=claims)
-    def an_agent_sees_a_claim(self, name: str) -> None:
-        self.seen.pop(name, None)
-        if ("default", name) in self.api.resourceclaims:
-            self.seen[name] = copy.deepcopy(self.api.claim(name))
+    @rule()
+    def agents_see_the_claims(self) -> None:
+        self.seen = {name: copy.deepcopy(raw) for (_, name), raw in self.api.resourceclaims.items()}
 
     def fits_beside_delivered(self, node: str, shares: tuple[Share, ...], uid: str) -> bool:
         others = [share for other, (on, its) in self.delivered.items() if on == node and other != uid for share in its]
@@ -237,12 +284,24 @@ class Cluster(RuleBasedStateMachine):
         is_exclusive = all(not before[card] for card in now if any(s.whole and s.card == card for s in shares))
         return is_exclusive and all(before[card] + amount <= 1000 for card, amount in now.items())
 
-    @rule(name=claims)
-    def an_agent_delivers_a_claim(self, name: str) -> None:
-        """It writes the condition before the containers get anything, for the claim as it knows it."""
-        raw = self.seen.get(name)
-        if raw is None or not read(raw).results or read(raw).repair or read(raw).uid in self.delivered:
-            return
+    @rule(number=numbers, is_late=st.booleans())
+    def an_agent_delivers_a_claim(self, number: int, is_late: bool) -> None:
+        """It writes the condition before the containers get anything, for the claim as it knows it.
+
+        is_late: Whether it has not seen the latest changes of the claims.
+        """
+        if not is_late:
+            self.agents_see_the_claims()
+        waiting = [
+            name
+            for name, raw in sorted(self.seen.items())
+            if read(raw).results and not read(raw).repair and read(raw).uid not in self.delivered
+        ]
+        if waiting:
+            self.deliver_claim(waiting[number % len(waiting)])
+
+    def deliver_claim(self, name: str) -> None:
+        raw = self.seen[name]
         holding = claim_holding(read(raw))
         assert holding is not None
         is_unhealthy = self.unhealthy and holding.node == "n1" and 0 in used(holding.shares, "n1")
@@ -289,17 +348,27 @@ class Cluster(RuleBasedStateMachine):
         self.leader.late.work()
 
     @precondition(lambda self: self.has_foreign)
-    @rule(before=st.lists(steps, max_size=6), name=claims, node=nodes, first=st.integers(0, 1))
-    def repair(self, before: list[str], name: str, node: str, first: int) -> None:
-        """A round of repairs, before each write of which something else happens."""
+    @rule(
+        before=st.lists(steps, min_size=3, max_size=8),
+        is_informed=st.booleans(),
+        number=numbers,
+        node=nodes,
+        first=st.integers(0, 2),
+    )
+    def repair(self, before: list[str], is_informed: bool, number: int, node: str, first: int) -> None:
+        """Two rounds of repairs, before each write of which something else happens."""
         remaining = iter(before)
+        if is_informed:
+            self.leader.deliver("resourceclaims")
 
         def step() -> None:
-            self.meanwhile(next(remaining, ""), name, node, first)
+            self.the_ledger_covers_what_was_written()
+            self.meanwhile(next(remaining, ""), number, node, first)
             self.api.between = step
 
         self.api.between = step
         try:
+            self.leader.claim_repair.work()
             self.leader.claim_repair.work()
         except _Crash:
             self.api.between = None
@@ -307,20 +376,23 @@ class Cluster(RuleBasedStateMachine):
         self.api.between = None
         self.api.lost_answers = 0
 
-    def meanwhile(self, what: str, name: str, node: str, first: int) -> None:
+    def meanwhile(self, what: str, number: int, node: str, first: int) -> None:
         if what == "claims arrive":
             self.leader.deliver("resourceclaims")
         elif what == "all arrive":
             self.leader.deliver()
         elif what == "delivery":
-            self.an_agent_sees_a_claim(name)
-            self.an_agent_delivers_a_claim(name)
+            self.an_agent_delivers_a_claim(number, is_late=False)
+        elif what == "late delivery":
+            self.an_agent_delivers_a_claim(number, is_late=True)
         elif what == "allocation":
-            self.kube_scheduler_allocates(name, node, first, "lands", 1)
+            self.kube_scheduler_allocates(number, (60,), {}, node, first)
         elif what == "foreign allocation":
-            self.somebody_allocates_without_the_webhook(name, node, first)
+            self.somebody_allocates_without_the_webhook(number, (60,), {}, node)
         elif what == "deallocation":
-            self.the_pod_of_a_claim_ends(name, is_deleted=False)
+            self.the_pod_of_a_claim_ends(number, is_deleted=False)
+        elif what == "deletion":
+            self.the_pod_of_a_claim_ends(number, is_deleted=True)
         elif what == "binding":
             self.a_pod_is_bound("p", 60, {}, node, "lands")
         elif what == "no answer":
@@ -360,6 +432,24 @@ class Cluster(RuleBasedStateMachine):
             assert all(core <= 1000 for core in used(shares, node).values())
 
     @invariant()
+    def the_ledger_covers_what_was_written(self) -> None:
+        """Except for allocations that bypassed the webhook and that the watch has not delivered."""
+        held = {holding.uid: holding for holding in self.leader.state.holdings()}
+        for raw in self.api.resourceclaims.values():
+            holding = claim_holding(read(raw))
+            if holding is None or self.is_unknown(read(raw)):
+                continue
+            assert holding.uid in held, raw
+            assert held[holding.uid].node == holding.node, raw
+            taken = used(held[holding.uid].shares, holding.node)
+            assert all(taken[card] >= core for card, core in used(holding.shares, holding.node).items()), (raw, held)
+
+    def is_unknown(self, one: Claim) -> bool:
+        version = self.foreign.get(one.results[0].share_id, 0)
+        known = self.leader.state.claims.get(one.uid)
+        return version > int(known.version if known else 0)
+
+    @invariant()
     def no_card_is_over_its_size(self) -> None:
         """Without allocations that bypass the webhook."""
         if not self.has_foreign:
@@ -377,9 +467,8 @@ class Cluster(RuleBasedStateMachine):
             self.leader.decider.check_overdue()
             self.leader.late.work()
             self.leader.claim_repair.work()
-            for name in ("c", "d", "e", "f"):
-                self.an_agent_sees_a_claim(name)
-                self.an_agent_delivers_a_claim(name)
+            for number in range(len(NAMES)):
+                self.an_agent_delivers_a_claim(number, is_late=False)
             for name in ("p", "q"):
                 self.an_agent_delivers_a_pod(name)
         self.leader.deliver()
@@ -396,6 +485,7 @@ class Cluster(RuleBasedStateMachine):
             assert state.node_snapshot(node, "").cards == rebuilt.state.node_snapshot(node, "").cards
         for raw in self.api.resourceclaims.values():
             one = read(raw)
+            assert one.allocated or one.repair or one.uid not in self.expected, raw
             if one.repair:
                 # Its place was taken while it had no allocation.
                 assert not one.allocated
