@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from deviceplugin.delivery import visibility
+from deviceplugin.dra.prepared_claims import plugin_folder
 from mgpu.cli.process_settings import read_settings
 from mgpu.kube.leader import LABEL
+from mgpu.model.resource_claims import DRIVER
 from mgpu.serving import server
 from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
@@ -494,6 +496,48 @@ def test_hami_core_adds_what_it_needs_and_nothing_else(tmp_path: Path) -> None:
     kept = {"volumeMounts", "env", "securityContext"}
     assert {k: v for k, v in added.items() if k not in kept} == {k: v for k, v in process.items() if k not in kept}
     assert [one for one in before if one != agent] == [one for one in after if one["kind"] != "DaemonSet"]
+
+
+def test_claims_are_enabled_with_the_folders_of_the_driver(tmp_path: Path) -> None:
+    documents = rendered(MANIFESTS / "overlays/dra")
+    agent = named(documents, "DaemonSet", "mgpu-deviceplugin")
+    for workload in (agent, named(documents, "Deployment", "mgpu-scheduler")):
+        assert settings_of(documents, workload, tmp_path).dra.enabled
+    own = settings_of(documents, agent, tmp_path).deviceplugin
+    mounts = {m["name"]: m["mountPath"] for m in running_mgpu(agent)["volumeMounts"]}
+    paths = {v["name"]: v["hostPath"]["path"] for v in agent["spec"]["template"]["spec"]["volumes"] if "hostPath" in v}
+    assert paths == {name: path for name, path in mounts.items() if name not in ("config", "record-keys")}
+    # Not the whole folder `plugins`, where the sockets of other drivers are.
+    needed = {str(plugin_folder(Path(own.kubelet_dir))), f"{own.kubelet_dir}/plugins_registry"}
+    assert needed <= set(paths.values())
+    assert f"{own.kubelet_dir}/plugins" not in paths.values()
+    base = named(rendered(MANIFESTS / "base"), "DaemonSet", "mgpu-deviceplugin")
+    assert set(mounts) - {m["name"] for m in running_mgpu(base)["volumeMounts"]} == {"dra", "plugins-registry"}
+    assert not settings_of(rendered(MANIFESTS / "base"), base, tmp_path).dra.enabled
+
+
+def test_whole_cards_by_claims_need_a_class_for_their_resource(tmp_path: Path) -> None:
+    chosen = [MANIFESTS / "components" / name for name in ("dra", "dra-whole-cards")]
+    documents = rendered(kustomization(tmp_path, MANIFESTS / "base", chosen))
+    agent = named(documents, "DaemonSet", "mgpu-deviceplugin")
+    assert settings_of(documents, agent, tmp_path).deviceplugin.whole_cards == "dra"
+    classes = {d["metadata"]["name"]: d["spec"] for d in of_kind(documents, "DeviceClass")}
+    assert {name: spec.get("extendedResourceName") for name, spec in classes.items()} == {
+        "mgpu": None,
+        "mgpu-whole": "nvidia.com/gpu",
+    }
+    assert all(DRIVER in spec["selectors"][0]["cel"]["expression"] for spec in classes.values())
+
+
+@pytest.mark.parametrize("order", [("cert-manager", "dra"), ("dra", "cert-manager")])
+def test_cert_manager_injects_the_ca_of_the_scheduler_into_the_webhook_for_claims(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
+    chosen = [MANIFESTS / "components" / name for name in order]
+    documents = rendered(kustomization(tmp_path, MANIFESTS / "base", chosen))
+    for name in ("mgpu-claims", "mgpu-scheduler"):
+        found = named(documents, "MutatingWebhookConfiguration", name)
+        assert found["metadata"]["annotations"]["cert-manager.io/inject-ca-from"] == "mgpu-system/mgpu-scheduler"
 
 
 def test_nothing_names_a_registry() -> None:
