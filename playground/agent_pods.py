@@ -30,6 +30,7 @@ def agent_pod(node: str, port: int) -> Json:
         },
         "spec": {
             "nodeName": node,
+            "serviceAccountName": "mgpu-deviceplugin",
             "hostNetwork": True,
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": COMPONENT, "image": "mgpu", "ports": ports}],

@@ -70,6 +70,7 @@ MANAGED = {
 """The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it. A
 test compares them with the manifests."""
 _NAMESPACE = "mgpu-system"
+_TOKEN_SECONDS = 24 * 3600
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
 _WEIGHT = 5  # the factor of the extender's scores
@@ -243,8 +244,9 @@ class Cluster:
         users = _users() | self._agent_users()
         tokens = {secrets.token_hex(16): user for user in users.values()}
         self.url, ca = self._api_server(stack, tokens)
+        self._ca = ca.read_bytes()
         for (name, _), token in zip(users.items(), tokens, strict=True):
-            write_kubeconfig(self.kubeconfig_of(name), self.url, ca.read_bytes(), token)
+            write_kubeconfig(self.kubeconfig_of(name), self.url, self._ca, token)
         self.api = self.connect()
         stack.callback(self.api.close)
         _create_namespace(self.api)
@@ -266,10 +268,7 @@ class Cluster:
         stack.callback(lambda: self.scheduling.stop())
 
     def _agent_users(self) -> dict[str, User]:
-        """Return a user for each agent, whose token is bound to its node.
-
-        A token file of a real API server cannot bind tokens. Its agents connect as `deviceplugin`.
-        """
+        """Return a user for each agent, whose token is bound to its node (`_write_bound_kubeconfig` if it is real)."""
         agent = _users()["deviceplugin"]
         nodes = [node.name for node in self.nodes if node.cards and not self.assets]
         return {f"deviceplugin-{name}": dataclasses.replace(agent, node=name) for name in nodes}
@@ -350,6 +349,20 @@ class Cluster:
             if node.cards:
                 pod = self.api.create(pods, agent_pod(node.name, self._ports[f"deviceplugin-{node.name}"]))
                 self.api.patch(f"{pods}/{pod['metadata']['name']}/status", status)
+                if self.assets:
+                    self._write_bound_kubeconfig(node.name, pod)
+
+    def _write_bound_kubeconfig(self, node: str, pod: Mapping[str, Any]) -> None:
+        """Write the kubeconfig of an agent with a token that is bound to its Pod, and so to its node.
+
+        A token file of a real API server cannot bind tokens.
+        """
+        meta = pod["metadata"]
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
+        request = {"spec": {"boundObjectRef": bound, "audiences": [], "expirationSeconds": _TOKEN_SECONDS}}
+        path = f"/api/v1/namespaces/{_NAMESPACE}/serviceaccounts/mgpu-deviceplugin/token"
+        token = self.api.create(path, request)["status"]["token"]
+        write_kubeconfig(self.kubeconfig_of(f"deviceplugin-{node}"), self.url, self._ca, token)
 
     def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
         """Return the command lines of mgpu's processes by the names in `processes`.
@@ -369,8 +382,7 @@ class Cluster:
         }
         whole = {}
         for name, command in commands.items():
-            own = self.kubeconfig_of(name)
-            shared = ["--kubeconfig", str(own if own.exists() else self.kubeconfig_of(name.partition("-")[0]))]
+            shared = ["--kubeconfig", str(self.kubeconfig_of(name))]
             shared += ["--config", str(self._config.resolve())] if self._config else []
             whole[name] = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
         return whole
