@@ -21,7 +21,7 @@ definitions=$(kubectl get customresourcedefinitions -o name)
 there() { printf '%s\n' "$definitions" | grep -q "/$1\$"; }
 
 # While the agents still run: the kubelet ends a pod with a claim only after the driver has answered.
-kubectl get resourceclaims --all-namespaces -o go-template='{{range .items}}{{$claim := .metadata}}{{with .status.allocation}}{{range .devices.results}}{{if eq .driver "gpu.mgpu.io"}}{{$claim.namespace}}/{{$claim.name}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}' 2>/dev/null |
+kubectl get resourceclaims --all-namespaces -o go-template='{{range .items}}{{$claim := .metadata}}{{with .status}}{{with .allocation}}{{with .devices}}{{range .results}}{{if eq .driver "gpu.mgpu.io"}}{{$claim.namespace}}/{{$claim.name}}{{"\n"}}{{end}}{{end}}{{end}}{{end}}{{end}}{{end}}' 2>/dev/null |
     sort -u | while read -r claim; do
     say "ResourceClaim $claim has cards: without mgpu its pods cannot end, so they must be deleted by force"
 done

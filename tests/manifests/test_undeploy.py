@@ -9,6 +9,8 @@ import pytest
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.kube.client import MERGE_PATCH
+from mgpu.model.resource_claims import CLASSES, DRIVER, SLICES
+from tests.claim_objects import CLASS, claim
 from tests.e2e.mtgpu_bench import MTGPUPODS, mtgpupod
 from tests.manifests.conftest import Run
 from tests.manifests.rendered import MANIFESTS, as_stream, named, rendered, served
@@ -92,6 +94,28 @@ def test_nodes_are_cleaned_where_that_is_asked_for_and_koordinators_crd_stays(ru
     assert found["status"]["capacity"] == {"cpu": "1"}
     assert found["metadata"]["annotations"] == {"a": "b"}
     assert "mgpu.io/whole-cards" not in found["metadata"].get("labels", {})
+
+
+@PLAYGROUND
+def test_claims_with_cards_are_named_and_classes_and_slices_deleted(run: Run, api: Api) -> None:
+    api.create("/api/v1/namespaces", {"metadata": {"name": "ml"}})
+    ours = {**CLASS, "metadata": {"name": "mgpu", "labels": {"app.kubernetes.io/part-of": "mgpu"}}}
+    api.create(CLASSES, ours)
+    api.create(CLASSES, {**CLASS, "metadata": {"name": "nics"}})
+    for driver in (DRIVER, "nics.example.com"):
+        pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": "n1", "pool": pool, "devices": [{"name": "card-0"}]}
+        api.create(SLICES, {"metadata": {"name": f"n1-{driver}"}, "spec": spec})
+    path = "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims"
+    for raw in (claim("held", 0), claim("open"), claim("nic", 0, driver="nics.example.com")):
+        made = api.create(path, {**raw, "status": {}})
+        if raw["status"]:
+            api.replace(f"{path}/{raw['metadata']['name']}/status", {**made, "status": raw["status"]})
+    done = run(_SCRIPT)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ResourceClaim")] == ["ml/held"]
+    assert [raw["metadata"]["name"] for raw in api.list(CLASSES)[0]] == ["nics"]
+    assert [raw["spec"]["driver"] for raw in api.list(SLICES)[0]] == ["nics.example.com"]
 
 
 @PLAYGROUND

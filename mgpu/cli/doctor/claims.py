@@ -95,7 +95,8 @@ def check_claims(installation: Installation) -> Iterator[Finding]:
     yield from found
     if not found:
         publishing = len(_publishing(support))
-        text = f"the API server supports them, mgpu decides their cards, and {publishing} nodes publish cards"
+        nodes = f"{publishing} node{'s' * (publishing != 1)}"
+        text = f"the API server supports them, mgpu decides their cards, and the cards of {nodes} are published"
         yield Finding(CLAIMS, Level.OK, f"{text}; the feature gates of kube-scheduler and kubelets cannot be seen")
 
 

@@ -78,7 +78,7 @@ def stored(change: Callable[[Raw], object]) -> Installation:
 
 def test_claims_of_an_installation_without_faults_are_ok() -> None:
     assert finding_of(INSTALLED).level == "ok"
-    assert "1 nodes publish cards" in finding_of(INSTALLED).message
+    assert "the cards of 1 node are published" in finding_of(INSTALLED).message
     assert "cannot be seen" in finding_of(INSTALLED).message
     whole = replace(INSTALLED, nodes=[agent_on("n1", "dra")])
     assert finding_of(replace(whole, claims=replace(SUPPORT, classes=[CLASS, WHOLE]))).level == "ok"
