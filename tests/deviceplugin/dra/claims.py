@@ -75,18 +75,24 @@ def claim(
 
 
 def claim_pod(name: str = "p", *containers: Json, claims: Sequence[str] = ("a",), node: str = "n1") -> Json:
-    """A pod that uses claims, each by its own name. By default its only container references the first claim."""
-    return {
+    """A pod that uses claims, each by its own name. By default its only container references the first claim.
+
+    Args:
+        node: The node to which it is bound; "" if it is not bound.
+    """
+    raw: Json = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"namespace": "default", "name": name, "uid": f"uid-{name}"},
         "spec": {
-            "nodeName": node,
             "resourceClaims": [{"name": one, "resourceClaimName": one} for one in claims],
             "containers": list(containers or (using("c", claims[0]),)),
         },
         "status": {"phase": "Pending"},
     }
+    if node:
+        raw["spec"]["nodeName"] = node
+    return raw
 
 
 def using(name: str, *references: str) -> Json:
