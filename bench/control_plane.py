@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,9 +93,13 @@ def plain_server(assets: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def mgpu_server(assets: Path) -> Iterator[tuple[Server, str]]:
-    """Run an API server with mgpu's webhook, scheduler and policies. The value has the URL of mgpu's extender, too."""
-    with Cluster([], assets=str(assets), controllers=False) as cluster:
+def mgpu_server(assets: Path, components: Collection[str] = ()) -> Iterator[tuple[Server, str]]:
+    """Run an API server with mgpu's webhook, scheduler and policies. The value has the URL of mgpu's extender, too.
+
+    Args:
+        components: The components of the manifests that are installed beside the base.
+    """
+    with Cluster([], assets=str(assets), controllers=False, components=components) as cluster:
         for policy in yaml.safe_load_all((MANIFESTS / "base" / "scheduler-policy.yaml").read_text()):
             kind = "policies" if policy["kind"].endswith("Policy") else "policybindings"
             cluster.api.create(f"/apis/admissionregistration.k8s.io/v1/validatingadmission{kind}", policy)

@@ -23,6 +23,7 @@ SECTIONS = (
     "endtoend",
     "created_to_bound",
     "bursts",
+    "claim_bursts",
     "scale",
 )
 LONG = ("scale",)
