@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,24 @@ _PODS = "/api/v1/namespaces/default/pods"
 _GROUP = "/apis/resource.k8s.io/v1"
 _CLAIMS = f"{_GROUP}/namespaces/default/resourceclaims"
 _CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_OWN = "mgpu-claims"
+"""The name of the webhook configuration for allocations."""
+_OBSERVE_SECONDS = 1.5
+"""The API server observes its configurations with a delay."""
 _WAIT_SECONDS = 180.0
 _QUIET_SECONDS = 10.0
 """A burst ends when nothing has been bound for this time."""
 _PROGRAMS = ("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager")
 
 Raw = dict[str, Any]
+
+
+class Setup(StrEnum):
+    """What of mgpu takes part in a turn."""
+
+    ALL = "webhook and extender"
+    WEBHOOK = "webhook only"
+    WITHOUT = "without mgpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +85,21 @@ def rows(options: Options) -> Iterator[Row]:
         add_nodes(server, NODES)
         _publish(server, NODES)
         _create_templates(server)
-        rates: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(options.repeats(ROUNDS)):
-            for with_mgpu in (True, False):
-                rates[with_mgpu].append(_rate(assets, server, extender if with_mgpu else None, number))
-    yield Row(
-        what=f"claims bound, {NODES} nodes, {PODS} pods",
-        value=_median(rates[True]),
-        unit="pods/s",
-        reference=_median(rates[False]),
-        reference_name="without mgpu",
-        more_is_better=True,
-        remark=f"single turns {_listed(rates[True])}; without {_listed(rates[False])}",
-    )
+        rates: dict[Setup, list[float]] = {setup: [] for setup in Setup}
+        for _ in range(options.repeats(ROUNDS)):
+            for setup in Setup:
+                rates[setup].append(_rate(assets, server, extender, setup))
+    without = rates[Setup.WITHOUT]
+    for setup in (Setup.WEBHOOK, Setup.ALL):
+        yield Row(
+            what=f"claims bound, {NODES} nodes, {PODS} pods, {setup}",
+            value=_median(rates[setup]),
+            unit="pods/s",
+            reference=_median(without),
+            reference_name="without mgpu",
+            more_is_better=True,
+            remark=f"single turns {_listed(rates[setup])}; without {_listed(without)}",
+        )
     yield from _burst_rows(assets, options.repeats(_SEEDS))
 
 
@@ -105,21 +120,20 @@ def _burst_rows(assets: Path, seeds: int) -> Iterator[Row]:
     yield Row(what=f"{what}: last binding after the last creation, slowest burst", value=late, unit="s")
 
 
-def _rate(assets: Path, server: Server, extender: str | None, number: int) -> float:
+def _rate(assets: Path, server: Server, extender: str, setup: Setup) -> float:
     """Return how many pods with claims are bound per second."""
-    client = server.client()
-    removed = None if extender else _remove_webhooks(server)
-    names = [f"r{number}-{i}" for i in range(PODS)]
-    spread(server, PODS, lambda connection, i: connection.call("POST", _PODS, orjson.dumps(_claiming(names[i], 10))))
-    _wait(lambda: len(_items(server, _CLAIMS)) == PODS)
-    with kube_scheduler(assets, server, extender, 0):
-        began = time.monotonic()
-        _wait(lambda: len(_items(server, f"{_PODS}?fieldSelector=spec.nodeName%21%3D")) == PODS)
-        took = time.monotonic() - began
-    _clear(server)
-    if removed is not None:
-        for configuration in removed:
-            client.call("POST", _CONFIGURATIONS, orjson.dumps(configuration))
+    configurations = {one["metadata"]["name"]: one for one in _items(server, _CONFIGURATIONS)}
+    kept = {Setup.ALL: configurations.keys(), Setup.WEBHOOK: {_OWN}, Setup.WITHOUT: set[str]()}[setup]
+    removed = [one for name, one in configurations.items() if name not in kept]
+    with _without_webhooks(server, removed):
+        bodies = [orjson.dumps(_claiming(f"r-{i}", 10)) for i in range(PODS)]
+        spread(server, PODS, lambda client, i: client.call("POST", _PODS, bodies[i]))
+        _wait(lambda: len(_items(server, _CLAIMS)) == PODS)
+        with kube_scheduler(assets, server, extender if setup is Setup.ALL else None, 0):
+            began = time.monotonic()
+            _wait(lambda: len(_items(server, f"{_PODS}?fieldSelector=spec.nodeName%21%3D")) == PODS)
+            took = time.monotonic() - began
+        _clear(server)
     return PODS / took
 
 
@@ -236,15 +250,17 @@ def _controllers(assets: Path, server: Server) -> Iterator[None]:
             process.stop()
 
 
-def _remove_webhooks(server: Server) -> list[Raw]:
-    """Delete all mutating webhooks, and return what creates them again."""
-    removed = _items(server, _CONFIGURATIONS)
+@contextmanager
+def _without_webhooks(server: Server, removed: list[Raw]) -> Iterator[None]:
+    """Delete these webhook configurations inside the context."""
     for one in removed:
-        meta = one["metadata"]
-        server.client().call("DELETE", f"{_CONFIGURATIONS}/{meta['name']}")
-        one["metadata"] = {"name": meta["name"], "labels": meta.get("labels", {})}
-    time.sleep(1.5)  # The API server observes its configurations with a delay.
-    return removed
+        server.client().call("DELETE", f"{_CONFIGURATIONS}/{one['metadata']['name']}")
+    time.sleep(_OBSERVE_SECONDS)
+    yield
+    for one in removed:
+        meta = {"name": one["metadata"]["name"], "labels": one["metadata"].get("labels", {})}
+        server.client().call("POST", _CONFIGURATIONS, orjson.dumps({**one, "metadata": meta}))
+    time.sleep(_OBSERVE_SECONDS)
 
 
 def _clear(server: Server) -> None:
