@@ -99,6 +99,7 @@ class Cluster:
         url: The URL of the API server.
         folder: The temporary folder.
         logs: The folder with the logs of this process and of mgpu's processes.
+        components: The names of the components that are installed.
         certificates: The folder of the self-signed CA of each of mgpu's services, by the name of the service.
         processes: mgpu's processes by name: `webhook`, `scheduler`, and `deviceplugin-NODE` for each node with cards.
         kubelets: The kubelets by the names of their nodes.
@@ -122,7 +123,7 @@ class Cluster:
         self._with_extender = extender
         self._kubelet_options = dict(kubelet or {})
         self._with_controllers = controllers
-        self._components = components
+        self.components = frozenset(components)
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._requests: Callable[[], frozenset[Request]] = frozenset
@@ -254,7 +255,7 @@ class Cluster:
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
         bundles = {name: (path / CA).read_bytes() for name, path in self.certificates.items()}
-        install(self.api, services, bundles, self._components)
+        install(self.api, services, bundles, self.components)
         if self._with_controllers:
             self._start_controllers(stack)
         for node in self.nodes:
@@ -339,7 +340,7 @@ class Cluster:
 
     def _component_settings(self) -> dict[str, str]:
         """Return the environment variables that the components give to mgpu's processes."""
-        return {"MGPU_DRA__ENABLED": "true"} if "dra" in self._components else {}
+        return {"MGPU_DRA__ENABLED": "true"} if "dra" in self.components else {}
 
     def _create_agent_pods(self) -> None:
         """Create the Pods of the agents, whose addresses the commands and the web page need."""

@@ -1,7 +1,7 @@
 """Implements `mgpu demo`, which runs sample pods, explains and checks the outcome of each one, and draws the cards."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +21,14 @@ from playground.cluster import Cluster
 from playground.nodes import MGPU, TWO_CARDS
 from playground.nvml_state import Mode, read_state
 from playground.playground_command import options, show, stopping, up
-from playground.samples import Json, Outcome, Samples, example
+from playground.samples import Json, Outcome, Samples, example, templates_for
 from playground.scheduling.extender_client import Extender, ExtenderError
 from playground.story import Story
 
-SIDE_BY_SIDE = ("share", "gpushare", "koordinator", "nvidia")
-"""The examples of several vocabularies whose pods may share a card."""
+CLAIM = "claim"
+"""The example with a ResourceClaim, which needs the component `dra`."""
+SIDE_BY_SIDE = ("share", "gpushare", "koordinator", CLAIM, "nvidia")
+"""The examples of several vocabularies, and of a ResourceClaim, whose pods may share a card."""
 OTHERS = ("several-containers", "multi-gpu", "whole-cards")
 """The other examples that must run."""
 SLICES = {MIG: "mig", MPS: "mps"}
@@ -97,7 +99,8 @@ class Demo:
         if any(node.name == TWO_CARDS for node in self._cluster.nodes):
             self.problems += Story(self._cluster, self._samples, self._console).run()
         for name in SIDE_BY_SIDE:
-            self.show_placed(example(name))
+            if name != CLAIM or "dra" in self._cluster.components:
+                self.show_placed(example(name), templates_for(name))
         self._show_side_by_side()
         for name in OTHERS:
             self.show_placed(example(name))
@@ -108,12 +111,18 @@ class Demo:
         self._console.print(card_map(self._samples.overview().nodes), crop=False)
         return self.problems
 
-    def show_placed(self, pod: Json) -> None:
-        """Create a pod that must run, and show on which cards it runs and what its containers see."""
+    def show_placed(self, pod: Json, templates: Sequence[Json] = ()) -> None:
+        """Create a pod that must run, and show on which cards it runs and what its containers see.
+
+        Args:
+            templates: The ResourceClaimTemplates of the pod, which are created before it.
+        """
         name = pod["metadata"]["name"]
         before = self._before()
         started = time.monotonic()
         try:
+            for template in templates:
+                self._samples.create_template(template)
             created = self._samples.create(pod)
         except ApiError as error:
             self._show(name, {"webhook": f"denied: {error.message}"}, good=False)
@@ -139,7 +148,7 @@ class Demo:
         return _Before(self._samples.states(), {name: self._samples.slices(name) for name in partitioned})
 
     def _show_side_by_side(self) -> None:
-        """Show each card that pods of several vocabularies share. Under some policies there is none."""
+        """Show each card that pods of several vocabularies and claims share. Under some policies there is none."""
         cards = [(node.name, card) for node in self._samples.overview().nodes for card in node.cards]
         together = {
             f"{node}, card {card.state.card.index}": ", ".join(sorted(f"{u.dialect} ({u.pod})" for u in card.uses))

@@ -55,9 +55,7 @@ def authorities(folder: Path) -> dict[str, Path]:
     return made
 
 
-def install(
-    api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes], components: Collection[str] = ()
-) -> None:
+def install(api: Api, ports: Mapping[str, int], bundles: Mapping[str, bytes], components: Collection[str] = ()) -> None:
     """Create the objects of `manifests` and wait until the CRDs are served.
 
     Args:

@@ -65,6 +65,7 @@ def command(nodes: int, cards: int, config: Path | None) -> None:
         export = Text(f"  export KUBECONFIG={cluster.kubeconfig}", "bold")
         console.print(Text.assemble("Ready. In another terminal:\n\n", export))
         console.print(Text(f"  kubectl get nodes\n  kubectl create -f {FOLDER / 'share.yaml'}\n  kubectl logs share"))
+        console.print(Text(f"  kubectl create -f {FOLDER / 'claim.yaml'}\n  kubectl get resourceclaims"))
         console.print(Text(f"  kubectl create -f {FOLDER / 'mtgpupod.yaml'}\n  kubectl get mtgp\n  mgpu inspect\n"))
         console.print(Text(f"The cards as a web page: {cluster.page_url}\n"))
         console.print(Text(f"Logs are in {cluster.logs}. Ctrl-C stops and removes everything."))
@@ -97,12 +98,13 @@ def stopping(interrupted: int = 128 + signal.SIGINT) -> Iterator[None]:
 def up(console: Console, nodes: int, cards: int, config: Path | None) -> Iterator[Cluster]:
     """Start a cluster, and stop it when the context ends.
 
-    It has `nodes` nodes with `cards` cards each, and further nodes for slices and for MtgpuPods.
+    It has `nodes` nodes with `cards` cards each, and further nodes for slices and for MtgpuPods. ResourceClaims are
+    enabled.
 
     Raises ClickException if the cluster does not start. If a process has failed, the message contains the end of its
     log.
     """
-    cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config)
+    cluster = Cluster([*make_nodes(nodes, cards), *slice_nodes(), two_cards()], config=config, components=("dra",))
     server = "A real API server" if cluster.assets else "An API server"
     plus = "a card for MIG, one for MPS, two for MtgpuPods"
     console.print(f"{server}, {nodes} × {cards} cards, {plus}, webhook, scheduler and node agents are starting …")

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from mgpu import dialects
+from mgpu.cli import cluster_objects
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api
 from mgpu.model.cards import Card, CardState
@@ -20,21 +21,34 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import NodeSlices, read_slices
 from mgpu.model.pods import read_node, read_pod
+from mgpu.model.resource_claims import API, Claim, claim_path, read_claim
+from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import Settings
+from playground.claimed_pods import request_of, shares_of_containers
 
 Json = dict[str, Any]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 _DEVICES = f"/apis/{DEVICE_API}/devices"
 _PODS = "/api/v1/namespaces/default/pods"
 _MTGPUPODS = f"/apis/{mtgpu.API_VERSION}/namespaces/default/mtgpupods"
+_TEMPLATES = f"/apis/{API}/namespaces/default/resourceclaimtemplates"
 _POLL_SECONDS = 0.02
 
 
 def example(name: str) -> Json:
-    """Return the pod or the MtgpuPod in `examples/<name>.yaml`."""
-    pod: Json = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    """Return the pod or the MtgpuPod in `examples/<name>.yaml`, which is the last object of the file."""
+    pod: Json = _objects(name)[-1]
     return pod
+
+
+def templates_for(name: str) -> list[Json]:
+    """Return the ResourceClaimTemplates in `examples/<name>.yaml`, which the pod of the example needs."""
+    return [found for found in _objects(name) if found["kind"] == "ResourceClaimTemplate"]
+
+
+def _objects(name: str) -> list[Json]:
+    return list(yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,7 @@ class Outcome:
 
 
 class Samples:
-    """Creates and reads pods and MtgpuPods in the namespace `default`, and reads the nodes."""
+    """Creates and reads pods, their claims and MtgpuPods in the namespace `default`, and reads the nodes."""
 
     def __init__(self, api: Api, settings: Settings) -> None:
         self._api = api
@@ -66,6 +80,10 @@ class Samples:
     def create(self, pod: Mapping[str, Any]) -> Json:
         """Create the pod and return it as it is stored. Raises ApiError if it is denied."""
         return self._api.create(_PODS, pod)
+
+    def create_template(self, raw: Mapping[str, Any]) -> None:
+        """Create the ResourceClaimTemplate. Raises ApiError if it is denied."""
+        self._api.create(_TEMPLATES, raw)
 
     def create_mtgpupod(self, raw: Mapping[str, Any]) -> Json:
         """Create the MtgpuPod and return it as it is stored. Raises ApiError if it is denied."""
@@ -87,12 +105,38 @@ class Samples:
         """Wait at most `seconds` until the pod runs. Return its state."""
         return self._wait(name, lambda o: o.running, seconds)
 
+    def claims(self, pod: Json) -> list[Claim]:
+        """Return the ResourceClaims of the pod. The template stands for a claim that has not been created yet.
+
+        Raises ApiError if there is neither of them, and BadObject.
+        """
+        statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+        created = {row["name"]: row.get("resourceClaimName") for row in statuses}
+        found = []
+        for entry in pod["spec"].get("resourceClaims") or ():
+            name = entry.get("resourceClaimName") or created.get(entry["name"])
+            if name:
+                found.append(read_claim(self._api.get(claim_path("default", name))))
+            else:
+                template = self._api.get(f"{_TEMPLATES}/{entry['resourceClaimTemplateName']}")
+                found.append(read_claim(template["spec"]))
+        return found
+
     def request(self, pod: Json) -> GpuRequest | None:
-        """Return the GPUs that the pod requests, or None if it requests none. Raises BadObject."""
+        """Return the GPUs that the pod requests, or None if it requests none. Raises BadObject and ApiError."""
+        claims = self.claims(pod)
+        if claims:
+            return request_of(claims)
         return dialects.read_request(read_pod(pod), self._settings)
 
     def record(self, pod: Json) -> tuple[Share, ...] | None:
-        """Return the shares of the pod's allocation record, or None if it has none. Raises BadObject."""
+        """Return the shares of the pod's allocation record or of its claims, or None if it has neither.
+
+        Raises BadObject and ApiError.
+        """
+        claims = self.claims(pod)
+        if claims:
+            return shares_of_containers(pod, claims) or None
         request = self.request(pod)
         return dialects.by_name(request.dialect).read_placement(read_pod(pod), request) if request else None
 
@@ -107,7 +151,8 @@ class Samples:
     def overview(self) -> Overview:
         paths = "/api/v1/nodes", _DEVICES, "/api/v1/pods", mtgpu.COLLECTION
         nodes, devices, pods, mtgpupods = (self._api.list(path)[0] for path in paths)
-        return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods)
+        claims = read_claims(cluster_objects.claims(self._api), cluster_objects.device_classes(self._api))
+        return make_overview(nodes, devices, pods, self._settings, mtgpupods=mtgpupods, claims=claims)
 
     def states(self) -> dict[str, tuple[CardState, ...]]:
         return {node.name: tuple(view.state for view in node.cards) for node in self.overview().nodes}

@@ -20,13 +20,15 @@ from mgpu.settings import load_settings
 Raw = dict[str, Any]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 DENIED = ("denied",)
+CLAIMED = ("claim",)
+"""Its pods request their cards by ResourceClaims, in no vocabulary."""
 
 
 def templates() -> Iterator[tuple[str, Raw]]:
     """Yield the name of each file with pods, and each pod in it or in its templates."""
     for path in sorted((*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("kueue/*.yaml"))):
         for raw in yaml.safe_load_all(path.read_text()):
-            if raw.get("kind") == "Pod" and path.stem not in DENIED:
+            if raw.get("kind") == "Pod" and path.stem not in (*DENIED, *CLAIMED):
                 yield path.stem, raw
             elif raw.get("kind") in ("Job", "Deployment"):
                 yield path.stem, raw["spec"]["template"]

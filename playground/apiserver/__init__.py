@@ -9,8 +9,8 @@ kube-apiserver, apart from these differences:
 - Server-side apply has neither conflicts nor `managedFields`.
 - Protobuf bodies are read only for the kinds that kubectl sends as protobuf. Streamed lists (`sendInitialEvents`) are
   refused.
-- Neither the Node authorizer nor NodeRestriction apply to nodes, so a kubelet may read and write every ResourceClaim and
-  ResourceSlice. ValidatingAdmissionPolicies are not served.
+- Neither the Node authorizer nor NodeRestriction apply to nodes, so a kubelet may read and write every ResourceClaim
+  and ResourceSlice. ValidatingAdmissionPolicies are not served.
 - Only version v1 of `resource.k8s.io` is served, without DeviceTaintRules. Quotas do not count devices.
 - `resize` and `ephemeralcontainers` are not served. Services get no address, and pod templates get no defaults.
 - OpenAPI documents contain only what clients look up before they write.

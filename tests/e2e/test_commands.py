@@ -76,8 +76,9 @@ def test_the_demo_runs_to_its_end_in_a_pipe_and_in_a_narrow_terminal(
     assert re.search(r"([1-9]) of \1 run with exactly the cards of\s+their own\s+record", done.stdout)
     assert "must be a multiple of 100" in " ".join(done.stdout.split())
     assert "5 nodes · 12 cards" in done.stdout
-    together = "node-1, card 0 gpushare (default/gpushare), koordinator (default/koordinator), mgpu (default/share)"
-    assert together in " ".join(done.stdout.split())
+    together = r"gpushare \(default/gpushare\), koordinator \(default/koordinator\), mgpu \(default/share\)"
+    claim = r"node-1, card 0 dra \(claim default/claim-gpu-\w+\), "
+    assert re.search(claim + together, " ".join(done.stdout.split()))
     assert max(map(len, done.stdout.splitlines())) <= columns
     assert len(started) >= 7
     assert all(child.poll() is not None for child in started)

@@ -17,12 +17,14 @@ SLICED = ("mig", "mps")
 """Run in test_slices.py, where cards are cut."""
 NAMED = ("mtgpupod",)
 """Run in test_mtgpu_story.py."""
+CLAIMED = ("claim",)
+"""Run in test_claims.py, where claims are enabled."""
 REFUSED = ("denied", "fits-nowhere")
 Kubectl = Callable[..., Any]
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RUN, *SLICED, *NAMED, *REFUSED}
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == {*RUN, *SLICED, *NAMED, *CLAIMED, *REFUSED}
 
 
 def test_every_container_gets_exactly_its_cards(bench: Bench) -> None:
