@@ -107,6 +107,7 @@ class Cluster(RuleBasedStateMachine):
         self.created = 0
         self.has_foreign = False
         self.allocations = 0
+        self.stride = 1  # How far the cards are apart that one request gets.
         self.foreign: dict[str, int] = {}  # By shareID, the version of the claim that the write without webhook gave.
         self.expected: set[str] = set()  # The UIDs of the claims that nobody but a repair may deallocate.
         self.in_flight: dict[str, Callable[[], Raw]] = {}  # By UID.
@@ -152,11 +153,11 @@ class Cluster(RuleBasedStateMachine):
         self.api.put("resourceclaims", raw)
 
     def results(self, name: str, node: str, first: int) -> list[Raw]:
-        """Return kube-scheduler's choice for a claim: as many cards as needed, from this card on."""
+        """Return a choice for a claim: as many cards as needed, from this card on, or this card alone."""
         found = []
         for one in read(self.api.claim(name)).requests:
             for i in range(one.count):
-                device = f"card-{(first + i) % NODES[node]}"
+                device = f"card-{(first + i * self.stride) % NODES[node]}"
                 self.allocations += 1
                 share_id = f"share-{self.allocations}"
                 core = 1000 if one.core is None else one.core
@@ -227,8 +228,10 @@ class Cluster(RuleBasedStateMachine):
         self.api.admit_claim = None
         self.has_foreign = True
         before = self.allocations
+        self.stride = 0
         self.kube_scheduler_allocates(number, shape, annotations, node, 0)
         self.foreign |= {f"share-{i}": self.api.version for i in range(before + 1, self.allocations + 1)}
+        self.stride = 1
         self.api.admit_claim = admit
 
     @rule(number=numbers, is_deleted=st.booleans())
@@ -242,6 +245,7 @@ class Cluster(RuleBasedStateMachine):
         if is_deleted:
             self.api.remove("resourceclaims", name)
         else:
+            self.api.edit_claim(name, lambda raw: raw["status"].update(reservedFor=[]))
             self.api.edit_claim(name, lambda raw: raw.update(status={}))
 
     @rule(number=numbers)
