@@ -167,8 +167,6 @@ class ClaimWaker:
         change = {"metadata": {"annotations": {WAKE: datetime.now(UTC).isoformat(timespec="milliseconds")}}}
         try:
             self._api.patch(f"{SLICES}/{quote(slice_name(node), safe='')}", change)
-            metrics.CLAIM_WAKES.inc()
-            return True
         except ApiError as error:
             if error.status == 404:
                 # The agent has not published the node's cards (yet).
@@ -177,6 +175,9 @@ class ClaimWaker:
                 log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
         except Unreachable as error:
             log.warning("cannot wake pods with claims: %s", error, extra={"node": node})
+        else:
+            metrics.CLAIM_WAKES.inc()
+            return True
         return False
 
 

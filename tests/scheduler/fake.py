@@ -325,9 +325,7 @@ class Replica:
         self.resizing = ResizeDecisions(self.state, client, settings, self._warn, self.may_decide, self.clock)
         self.claim_decider = ClaimDecider(self.state, client, settings, flights=self.flights)
         self.claim_requests = ClaimRequests(self.state, self.claim_decider)
-        self.claim_repair = ClaimRepair(
-            self.state, self.claim_decider, client, self._warn, self.may_decide, self.clock
-        )
+        self.claim_repair = ClaimRepair(self.state, self.claim_decider, client, self._warn, self.may_decide, self.clock)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, client, self.may_decide, self.clock)
         self.claim_admission = ClaimAdmission(self.state, self.claim_decider, self.may_decide)
         self.state.subscribe(PodResizing, lambda event: self.resizing.add(event.uid))

@@ -381,30 +381,24 @@ class Cluster(RuleBasedStateMachine):
         self.api.lost_answers = 0
 
     def meanwhile(self, what: str, number: int, node: str, first: int) -> None:
-        if what == "claims arrive":
-            self.leader.deliver("resourceclaims")
-        elif what == "all arrive":
-            self.leader.deliver()
-        elif what == "delivery":
-            self.an_agent_delivers_a_claim(number, is_late=False)
-        elif what == "late delivery":
-            self.an_agent_delivers_a_claim(number, is_late=True)
-        elif what == "allocation":
-            self.kube_scheduler_allocates(number, (60,), {}, node, first)
-        elif what == "foreign allocation":
-            self.somebody_allocates_without_the_webhook(number, (60,), {}, node)
-        elif what == "deallocation":
-            self.the_pod_of_a_claim_ends(number, is_deleted=False)
-        elif what == "deletion":
-            self.the_pod_of_a_claim_ends(number, is_deleted=True)
-        elif what == "binding":
-            self.a_pod_is_bound("p", 60, {}, node, "lands")
-        elif what == "no answer":
-            self.api.lost_answers = 1
-        elif what == "outage":
+        actions: dict[str, Callable[[], object]] = {
+            "claims arrive": lambda: self.leader.deliver("resourceclaims"),
+            "all arrive": lambda: self.leader.deliver(),
+            "delivery": lambda: self.an_agent_delivers_a_claim(number, is_late=False),
+            "late delivery": lambda: self.an_agent_delivers_a_claim(number, is_late=True),
+            "allocation": lambda: self.kube_scheduler_allocates(number, (60,), {}, node, first),
+            "foreign allocation": lambda: self.somebody_allocates_without_the_webhook(number, (60,), {}, node),
+            "deallocation": lambda: self.the_pod_of_a_claim_ends(number, is_deleted=False),
+            "deletion": lambda: self.the_pod_of_a_claim_ends(number, is_deleted=True),
+            "binding": lambda: self.a_pod_is_bound("p", 60, {}, node, "lands"),
+            "no answer": lambda: setattr(self.api, "lost_answers", 1),
+        }
+        if what == "outage":
             raise Unreachable("no answer")
-        elif what == "crash":
+        if what == "crash":
             raise _Crash
+        if what:
+            actions[what]()
 
     # What must hold
 

@@ -287,3 +287,52 @@ def test_former_account_of_mgpu_allows_its_kube_scheduler(api: FakeApi, lease: s
     body["request"]["userInfo"] = {"username": "system:serviceaccount:mgpu-system:mgpu-kube-scheduler"}
     reply = clients(Replica(api, settings=settings))[0].post("/bind-admission", json=body)
     assert orjson.loads(reply.data)["response"]["allowed"] is allowed
+
+
+class TestWholeCardsThroughClaims:
+    """On a node with the label `mgpu.io/whole-cards=dra`, kube-scheduler makes a claim for `nvidia.com/gpu`."""
+
+    @pytest.fixture(autouse=True)
+    def _pod(self, replica: Replica) -> None:
+        replica.api.put("nodes", b.node(labels={"mgpu.io/whole-cards": "dra"}))
+        amounts = {"nvidia.com/gpu": "1"}
+        raw = b.pod("p", {"name": "c", "resources": {"limits": amounts, "requests": dict(amounts)}})
+        submit(replica, raw)
+
+    def add_claim(self, replica: Replica) -> None:
+        mapping = {"containerName": "c", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}
+        status = {"resourceClaimName": "p-extended-resources-x", "requestMappings": [mapping]}
+        replica.api.edit_pod("p", lambda raw: raw["status"].update(extendedResourceClaimStatus=status))
+
+    def test_pod_without_claim_is_denied(self, replica: Replica, client: Client) -> None:
+        response = answer(client, binding(), name="p")
+        assert not response["allowed"]
+        assert "served through ResourceClaims on this node" in response["status"]["message"]
+        assert replica.state.holdings() == ()
+
+    def test_pod_is_read_from_the_api_because_the_claim_was_just_written(
+        self, replica: Replica, client: Client
+    ) -> None:
+        self.add_claim(replica)
+        response = answer(client, binding(), name="p")
+        assert (response["allowed"], "patch" in response) == (True, False)
+        assert replica.state.holdings() == ()
+
+    def test_pod_with_a_claim_that_is_known_is_allowed_unchanged(self, replica: Replica, client: Client) -> None:
+        self.add_claim(replica)
+        replica.deliver()
+        response = answer(client, binding(), name="p")
+        assert (response["allowed"], "patch" in response) == (True, False)
+
+    def test_api_server_that_does_not_answer_leads_to_a_retry(self, replica: Replica, client: Client) -> None:
+        replica.api.reachable = False
+        assert client.post("/bind-admission", json=review(binding(), name="p")).status_code == 503
+
+    def test_pod_with_a_share_needs_no_claim(self, replica: Replica, client: Client) -> None:
+        submit(replica, b.share("q"))
+        assert patched(client, binding("q"), name="q")["metadata"]["annotations"][INDEX] == "0"
+
+    def test_pod_gets_its_card_by_a_record_on_other_nodes(self, replica: Replica, client: Client) -> None:
+        replica.api.put("nodes", b.node())
+        replica.deliver()
+        assert "annotations" in patched(client, binding(), name="p")["metadata"]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from mgpu.model.ledger import Share
-from scheduler.cluster.events import CardsFreed
 from tests import builders as b
 from tests.scheduler.claim_objects import (
     allocate,
