@@ -100,7 +100,7 @@ class NvmlCards:
         host: The host's lists of its cards; None for the default folders.
         clock: A monotonic clock in seconds.
         indexes: A function that returns, by UUID, the indexes that an earlier agent reported. It is called once.
-        partition_mode: A function that returns the partitioning mode of the node: MIG, MPS, or "".
+        partition_mode: A function that returns the partitioning mode of the node, or "".
     """
 
     def __init__(

@@ -14,9 +14,8 @@ from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.isolation import ISOLATION_LABEL
-from mgpu.model.node_slices import LABEL
+from mgpu.model.node_slices import LABEL, MODES
 from mgpu.model.quantities import QuantityError, whole_number
-from mgpu.model.slice_names import MIG, MPS
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +106,13 @@ class NodeObjects:
         return f"pods still hold {resource} that an earlier agent published in the node status" if held else None
 
     def partition_mode(self) -> str:
-        """Return the partitioning mode in the Node's label: MIG, MPS or "".
+        """Return the partitioning mode in the Node's label, or "".
 
         If the Node has not been listed yet, wait for it at most `_NODE_SECONDS`.
         """
         self._node_listed.wait(_NODE_SECONDS)
         mode = (((self.node or {}).get("metadata") or {}).get("labels") or {}).get(LABEL)
-        return mode if mode in (MIG, MPS) else ""
+        return mode if mode in MODES else ""
 
     def isolation_label(self) -> str | None:
         """Return the value of the Node's label that overrides the setting `deviceplugin.isolation`, or None."""

@@ -26,6 +26,7 @@ from mgpu.model.raw_objects import annotation_path, is_integer, parse_json_objec
 from mgpu.model.slice_names import (
     MAX_MPS_CLIENTS,
     MIG,
+    MIG_CLAIMS,
     MPS,
     PLACES,
     Slice,
@@ -37,6 +38,8 @@ from mgpu.model.slice_names import (
 )
 
 LABEL = "gpu.partitioning"
+MODES = (MIG, MPS, MIG_CLAIMS)
+"""The values of the label."""
 ANNOTATION = "dynamicgpuslice"
 EXISTING = "mgpu.io/slices"
 """The agent's annotation: `{"cards": {"0": [{"profile", "start", "uuid", "pod"}]}, "refused": {"plan", "why"}}`."""
@@ -86,7 +89,8 @@ class NodeSlices:
     """The slices of a node, and its partition plan.
 
     Attributes:
-        mode: the value of the node's label `gpu.partitioning`: MIG or MPS; "" without the label.
+        mode: the value of the node's label `gpu.partitioning`: MIG, MPS or MIG_CLAIMS; "" without the label. Under
+            MIG_CLAIMS all other attributes are empty, because ResourceClaims say which instances are used.
         cards: the indexes of the cards that can be partitioned now: under MIG the cards in MIG mode, under MPS the
             cards with slices.
         planned: the slices of the plan with their positions; None if the positions are unknown, for example because
@@ -152,8 +156,11 @@ def read_slices(node: Node) -> NodeSlices:
     mode = node.labels.get(LABEL, "")
     if not mode:
         return NO_SLICES
-    if mode not in (MIG, MPS):
-        raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {MIG} or {MPS}, not {mode!r}")])
+    if mode not in MODES:
+        allowed = f"{MIG}, {MPS} or {MIG_CLAIMS}"
+        raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {allowed}, not {mode!r}")])
+    if mode == MIG_CLAIMS:
+        return NodeSlices(mode)
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)
     made, cards, refused = _read_made(node.annotations.get(EXISTING))
     planned, standing = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
@@ -420,12 +427,13 @@ def _device(s: Slice, card: Card, found: NodeSlices) -> Card:
 def unpartitioned_cards(found: NodeSlices, gpus: Iterable[Card]) -> tuple[Card, ...]:
     """Return the cards that are not partitioned, which pods of other vocabularies can use.
 
-    Under MIG these are the cards that do not support MIG, and under MPS the cards without existing or planned slices.
+    Under MIG and MIG_CLAIMS these are the cards that do not support MIG, and under MPS the cards without existing or
+    planned slices.
     """
     if not found.mode:
         return tuple(gpus)
     partitioned = {*found.cards, *(s.card for s in found.existing), *found.partitioning.spec}
-    mig = found.mode == MIG
+    mig = found.mode in (MIG, MIG_CLAIMS)
     return tuple(c for c in gpus if c.index not in partitioned and not (mig and layout_of(c.model, c.memory)))
 
 

@@ -1,7 +1,7 @@
 """Reads ResourceClaims (Dynamic Resource Allocation), and what they request of mgpu's driver and hold of its cards.
 
-A ResourceClaim requests devices of any drivers. mgpu serves the devices of the driver `gpu.mgpu.io`: each device is a
-card of a node, and each allocation result is a share of one card. The scheduler, the agent, the commands and the
+A ResourceClaim requests devices of any drivers. mgpu serves the devices of the driver `gpu.mgpu.io`: a device is a
+card of a node, of which each allocation result is a share, or a MIG instance (`mig_devices`). The scheduler, the agent, the commands and the
 playground read claims with this module (docs/design/dra.md).
 
 Amounts follow the model of mgpu: the capacity `cores` is in percent of a card in the API and in milli here, and the
@@ -17,6 +17,7 @@ from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.ledger import Holding, Share
+from mgpu.model.mig_devices import MigDevice, read_mig_device, share_of_instance
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints, read_constraints
 from mgpu.model.quantities import QuantityError, parse_quantity, quantity_of_bytes, whole_bytes
 from mgpu.model.raw_objects import table_at
@@ -45,6 +46,8 @@ REPAIR = "mgpu.io/repair"
 the JSON of the former `status.allocation` and `status.reservedFor`."""
 
 _DEVICE_PREFIX = "card-"
+_LONGEST_DEVICE = 63
+"""The API server allows no longer names, but the webhook gets objects that are not validated yet."""
 
 
 def claim_path(namespace: str, name: str) -> str:
@@ -70,7 +73,13 @@ def device_name(index: int) -> str:
 def card_index(device: str) -> int | None:
     """Return the index of the card that a DRA device stands for, or None if the name is not one of mgpu's."""
     digits = device.removeprefix(_DEVICE_PREFIX)
-    if device == digits or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
+    if (
+        device == digits
+        or len(device) > _LONGEST_DEVICE
+        or not digits.isascii()
+        or not digits.isdigit()
+        or str(int(digits)) != digits
+    ):
         return None
     return int(digits)
 
@@ -130,7 +139,7 @@ class Result:
         position: its position in `status.allocation.devices.results`, which also has the results of other drivers.
         request: the name of its request (`DeviceRequest.name`).
         pool: the name of the pool, which is that of the node.
-        device: the name of the device (`device_name`).
+        device: the name of the device (`device_name`, or that of a MIG instance).
         share_id: the identifier of the share, or "" for a device that is not shared.
         core, memory: the consumed capacity, in milli and bytes; None where the result states none.
         admin: whether the result has `adminAccess`.
@@ -144,6 +153,11 @@ class Result:
     core: int | None = None
     memory: int | None = None
     admin: bool = False
+
+    @property
+    def mig_device(self) -> MigDevice | None:
+        """The MIG instance that the result stands for; None for a share of a card."""
+        return read_mig_device(self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,17 +280,29 @@ def gpu_request(claim: Claim) -> GpuRequest:
 
     The result has one "container" for each request of the claim, which is named as the request. A request for several
     cards gets different cards. A request without capacity is for whole cards. If it states only one of the two
-    amounts, the default of the other one applies, which is all of the card. Administrative access holds nothing.
+    amounts, the default of the other one applies, which is all of the card. MIG instances are requests for devices of
+    other types, one for each profile. Administrative access holds nothing.
     """
     counts: dict[str, int] = {}
+    instances: dict[tuple[str, str], int] = {}
     for result in claim.results:
-        if not result.admin:
+        device = result.mig_device
+        if result.admin:
+            continue
+        if device is None:
             counts[result.request] = counts.get(result.request, 0) + 1
+        else:
+            key = (device.type, result.request)
+            instances[key] = instances.get(key, 0) + 1
     containers = []
     for name, count in counts.items():
-        first = next(result for result in claim.results if result.request == name)
+        first = next(result for result in claim.results if result.request == name and result.mig_device is None)
         containers.append(_container(name, count, claim.request(name), first))
-    return GpuRequest(DRA, tuple(containers), constraints=claim.card_constraints)
+    others = tuple(
+        ContainerRequest(name, count, core=WHOLE_CORE, whole=True, type=type)
+        for (type, name), count in sorted(instances.items(), key=lambda row: row[0][0])
+    )
+    return GpuRequest(DRA, tuple(containers), constraints=claim.card_constraints, others=others)
 
 
 def _container(name: str, count: int, request: DeviceRequest | None, result: Result) -> ContainerRequest:
@@ -309,7 +335,8 @@ def requests_before_allocation(claim: Claim, names: Collection[str]) -> GpuReque
 def claim_holding(claim: Claim) -> Holding | None:
     """Return what an allocated claim holds; None if it holds nothing of mgpu's driver.
 
-    A result whose device name is not one of mgpu's counts on no card.
+    A result whose device name is not one of mgpu's counts on no card. A MIG instance is a share of a device of its own
+    type.
     """
     shares = tuple(_shares(claim))
     if not shares:
@@ -320,6 +347,10 @@ def claim_holding(claim: Claim) -> Holding | None:
 def _shares(claim: Claim) -> Iterator[Share]:
     wanted = {container.container: container for container in gpu_request(claim).containers}
     for result in claim.results:
+        device = result.mig_device
+        if device is not None and not result.admin:
+            yield share_of_instance(result.request, device)
+            continue
         index = card_index(result.device)
         one = wanted.get(result.request)
         if result.admin or index is None or one is None:

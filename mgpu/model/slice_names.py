@@ -14,6 +14,8 @@ from mgpu.model.mig import Instance, canonical
 
 MIG, MPS = "mig", "mps"
 """The modes in which a node's cards are partitioned: values of the node label `gpu.partitioning`."""
+MIG_CLAIMS = "mig-claims"
+"""The third value of that label: ResourceClaims get MIG instances (`mig_devices`), and nothing is planned."""
 RESOURCE_PREFIX = "nvidia.com/"
 PLACES = 100
 """The device index of a slice is the index of its card times `PLACES`, plus its start (`Slice.index`). `PLACES` must be

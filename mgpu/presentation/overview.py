@@ -22,7 +22,6 @@ from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.resource_claims import DRA
-from mgpu.model.slice_names import MIG, MPS
 from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes, with_isolation
 from mgpu.presentation.claim_views import NO_CLAIMS, ClaimViews, holder_name
 from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card, occupying, read_mtgpupods
@@ -336,7 +335,7 @@ def read_partitioning(node: Node, cards: Iterable[Card]) -> tuple[NodePartitions
         slices = read_slices(node)
     except BadObject as error:
         label = node.labels.get(node_slices.LABEL, "")
-        slices = NodeSlices(label) if label in (MIG, MPS) else NO_SLICES
+        slices = NodeSlices(label) if label in node_slices.MODES else NO_SLICES
         problem = str(error)
     gpus = tuple(card for card in cards if card.type == GPU)
     return NodePartitions(slices, gpus, slice_annotations(node, slices)), problem

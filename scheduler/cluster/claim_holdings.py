@@ -3,7 +3,8 @@
 A claim holds the cards in its allocation until it is deallocated or deleted, however many pods share it. Before the
 watch delivers the allocation, the reservation that the decision made holds them. While mgpu replaces the allocation of
 a claim (`scheduler.claims.repair`), the claim holds both its former and its new cards, because either of them may turn
-out to be the ones that its pod gets. The cluster cache uses `ClaimHoldings` with its lock held.
+out to be the ones that its pod gets. A claim with MIG instances also holds their cards, which matters if the label of
+the node is removed (`mig_devices.with_whole_cards`). The cluster cache uses `ClaimHoldings` with its lock held.
 """
 
 import logging
@@ -14,6 +15,7 @@ from typing import Any
 
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
+from mgpu.model.mig_devices import with_whole_cards
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import REPAIR, Claim, claim_holding, is_newer, read_claim
 from scheduler.cluster.events import CardsFreed, Publisher
@@ -118,7 +120,8 @@ class ClaimHoldings:
             claim is None or not claim.results or self._is_older_than_reservation(claim)
         ):
             return  # A reservation stays: this event may be older than the decision.
-        holding = self._holding_of(claim) if claim is not None else None
+        found = self._holding_of(claim) if claim is not None else None
+        holding = with_whole_cards(found) if found is not None else None
         if holding is None:
             self._release(uid)
             return

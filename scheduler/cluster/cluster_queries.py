@@ -17,6 +17,7 @@ from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.groups import GroupCard
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Node, Pod
+from mgpu.model.slice_names import MIG_CLAIMS
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.node_agents import NodeAgents, brief_problem, detailed_problem
@@ -125,6 +126,19 @@ class ClusterQueries:
         """Return the names of the nodes that have cards, sorted."""
         with self._lock:
             return tuple(sorted(name for name, cards in self._ledger.nodes().items() if cards))
+
+    def nodes_for_claims(self) -> tuple[str, ...]:
+        """Return the names of the nodes whose cards or MIG instances claims may get, sorted."""
+        with self._lock:
+            slices = self._nodes.slices
+            of_instances = (name for name in slices.names() if slices.of(name).mode == MIG_CLAIMS)
+            return tuple(sorted({*self.nodes_with_cards(), *of_instances}))
+
+    def gpus(self, name: str) -> tuple[Card, ...]:
+        """Return all GPUs of a node, partitioned or not; () if there is no node of this name."""
+        with self._lock:
+            node = self._nodes.get(name)
+            return self._nodes.gpus(node) if node is not None else ()
 
     def agent_problems(self, names: Sequence[str]) -> dict[str, str]:
         """Return a brief reason for each of these nodes whose mgpu agent cannot start containers now."""

@@ -15,9 +15,10 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Holding, Ledger
+from mgpu.model.mig_devices import MigCardState, mig_card_states
 from mgpu.model.node_slices import NodeSlices
 from mgpu.model.pods import Node, Pod
-from mgpu.model.slice_names import is_slice
+from mgpu.model.slice_names import MIG_CLAIMS, is_slice
 from scheduler.cluster.arrays import ClusterArrays
 from scheduler.cluster.gpu_pods import occupied_gpuid
 from scheduler.cluster.node_usage import NodeUsage
@@ -44,6 +45,7 @@ class NodeSnapshot:
             of the cards that mgpu gave to other pods.
         other_devices: The devices that are not GPUs.
         available_other_devices: `other_devices`, with those of nominated pods counted as taken.
+        mig_cards: The cards of which claims get MIG instances, with the instances that others hold.
     """
 
     node: Node | None
@@ -54,6 +56,7 @@ class NodeSnapshot:
     mgpu_cards: tuple[int, ...] = ()
     other_devices: tuple[CardState, ...] = ()
     available_other_devices: tuple[CardState, ...] = ()
+    mig_cards: tuple[MigCardState, ...] = ()
 
     def without_nominated_cards(self) -> "NodeSnapshot":
         """Return the snapshot with the cards of nominated pods counted as taken in `cards`, too."""
@@ -172,6 +175,7 @@ class NodeSnapshots:
             self.indexes_used_by_mgpu(name, uid, gpuid) if nvidia_plugin.is_on_node(node) else (),
             others,
             self._nominations.available(name, others, uid, priority),
+            self._mig_cards(node, uid),
         )
 
     def contents(self, name: str) -> NodeContents | None:
@@ -210,6 +214,12 @@ class NodeSnapshots:
                 self._arrays.drop(name)
                 self._versions.pop(name, None)
         return not self._outdated
+
+    def _mig_cards(self, node: Node | None, uid: str) -> tuple[MigCardState, ...]:
+        if node is None or self._nodes.slices.of(node.name).mode != MIG_CLAIMS:
+            return ()
+        held = [holding for holding in self._ledger.holdings(node.name) if holding.uid != uid]
+        return mig_card_states(self._nodes.gpus(node), held)
 
     def _record_change(self, node: str) -> None:
         if self._record_changes:

@@ -11,7 +11,7 @@ from mgpu.kube.events import node_reference
 from mgpu.model import node_slices
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
-from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices, shares_by_pod
+from mgpu.model.node_slices import MODES, NO_SLICES, NodeSlices, read_slices, shares_by_pod
 from mgpu.model.pods import Node
 from mgpu.model.slice_names import MIG, MPS, Slice, count_slices
 from scheduler.cluster.events import ObjectWarning, Publisher
@@ -156,4 +156,4 @@ def _last(before: _Observed | None, label: str) -> NodeSlices:
     """Return the partitioning that was read last; for a new node, one with only the mode of its label."""
     if before is not None:
         return before.slices
-    return NodeSlices(label) if label in (MIG, MPS) else NO_SLICES
+    return NodeSlices(label) if label in MODES else NO_SLICES

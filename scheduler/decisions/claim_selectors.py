@@ -1,8 +1,9 @@
-"""Evaluates the CEL selectors of ResourceClaims and DeviceClasses for cards, as kube-scheduler does for devices.
+"""Evaluates the CEL selectors of ResourceClaims and DeviceClasses for devices, as kube-scheduler does.
 
 `claim_decider` calls `Selectors`, because mgpu may give a claim only cards that kube-scheduler could have chosen. The
 device of a card has the attributes that the agent publishes (`resource_slices.attributes`). Its capacity is that of the
-whole card, whereas kube-scheduler sees what is published as free.
+whole card, whereas kube-scheduler sees what is published as free. The devices of MIG instances are published as they
+are here (`mig_attributes`).
 
 The library is that of the CEL project (cel-expr-python), which evaluates an expression in some microseconds. If it
 cannot evaluate an expression that the API server has accepted, the result is `Unsupported`, and the caller keeps
@@ -20,10 +21,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu.model import resource_slices
 from mgpu.model.cards import Card
+from mgpu.model.mig_attributes import mig_attributes
+from mgpu.model.mig_devices import MigDevice, MigOffer
 from mgpu.model.resource_claims import CORES, DRIVER, MEMORY, MILLI_PER_PERCENT
-from scheduler.engine.claim_placement import qualified_attributes
+from mgpu.model.resource_slices import Attribute, attributes
+from scheduler.engine.claim_placement import LONGEST_ATTRIBUTE
 
 _LONGEST_EXPRESSION = 10 * 1024
 """As in the API server, `CELSelectorExpressionMaxLength`."""
@@ -50,6 +53,10 @@ _MISSING_KEY = re.compile(r"Key not found in map : \"(.*)\"", re.DOTALL)
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
+Device = Card | MigOffer
+"""What a DRA device of mgpu's driver stands for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     """The answer that mgpu cannot evaluate a selector, although kube-scheduler can."""
@@ -74,12 +81,13 @@ class _Selector:
     domains: frozenset[str]
     attributes: tuple[str, ...] | None
 
-    def key(self, card: Card) -> Hashable:
-        """Return a value that is equal for cards for which the expression has the same result."""
+    def key(self, device: Device) -> Hashable:
+        """Return a value that is equal for devices for which the expression has the same result."""
         if self.attributes is None:
-            return self.number, card
-        found = resource_slices.attributes(card)
-        return self.number, card.core, card.memory, tuple(found.get(name) for name in self.attributes)
+            return self.number, device
+        found = _attributes_of(device)
+        is_card = isinstance(device, Card)
+        return self.number, is_card, device.core, device.memory, tuple(found.get(name) for name in self.attributes)
 
 
 class Selectors:
@@ -98,7 +106,25 @@ class Selectors:
 
         An expression whose evaluation fails for a card excludes it, because kube-scheduler would not take it either.
         """
-        found: dict[int, str] = {}
+        reasons = self._reasons(expressions, cards)
+        if isinstance(reasons, Unsupported):
+            return reasons
+        pairs = zip(cards, reasons, strict=True)
+        return {card.index: reason for card, reason in pairs if reason is not None}
+
+    def excluded_instances(
+        self, expressions: Sequence[str], offers: Sequence[MigOffer]
+    ) -> Mapping[MigDevice, str] | Unsupported:
+        """Return the MIG instances for which an expression is not true, each with the reason, as `excluded` does."""
+        reasons = self._reasons(expressions, offers)
+        if isinstance(reasons, Unsupported):
+            return reasons
+        pairs = zip(offers, reasons, strict=True)
+        return {offer.device: reason for offer, reason in pairs if reason is not None}
+
+    def _reasons(self, expressions: Sequence[str], devices: Sequence[Device]) -> list[str | None] | Unsupported:
+        """Return for each device why it is excluded, or None if it is not."""
+        found: list[str | None] = []
         with self._lock:
             selectors: list[_Selector] = []
             for expression in expressions:
@@ -106,12 +132,11 @@ class Selectors:
                 if isinstance(selector, Unsupported):
                     return selector
                 selectors.append(selector)
-            for card in cards:
-                reason = self._reason_against(card, selectors)
+            for device in devices:
+                reason = self._reason_against(device, selectors)
                 if isinstance(reason, Unsupported):
                     return reason
-                if reason is not None:
-                    found[card.index] = reason
+                found.append(reason)
         return found
 
     def _selector(self, expression: str) -> _Selector | Unsupported:
@@ -142,22 +167,22 @@ class Selectors:
         self._numbers += 1
         return _Selector(self._numbers, text, program, _domains(expression), _attributes(expression))
 
-    def _reason_against(self, card: Card, selectors: Sequence[_Selector]) -> str | Unsupported | None:
+    def _reason_against(self, device: Device, selectors: Sequence[_Selector]) -> str | Unsupported | None:
         for selector in selectors:
-            key = selector.key(card)
+            key = selector.key(device)
             if key in self._results:
                 self._results.move_to_end(key)
             else:
-                self._results[key] = self._evaluate(selector, card)
+                self._results[key] = self._evaluate(selector, device)
                 if len(self._results) > _MAX_RESULTS:
                     self._results.popitem(last=False)
             if self._results[key] is not None:
                 return self._results[key]
         return None
 
-    def _evaluate(self, selector: _Selector, card: Card) -> str | Unsupported | None:
+    def _evaluate(self, selector: _Selector, device: Device) -> str | Unsupported | None:
         try:
-            result = selector.program.eval(data={"device": self._device(card, selector.domains)})
+            result = selector.program.eval(data={"device": self._device(device, selector.domains)})
         except (RuntimeError, ValueError) as error:
             return Unsupported(f"mgpu cannot evaluate the selector {selector.text}: {_cause(str(error))}")
         value = self._functions.boolean(result)
@@ -170,23 +195,28 @@ class Selectors:
             return Unsupported(f"mgpu cannot evaluate the selector {selector.text}: {_cause(cause)}")
         return f"selector {selector.text} fails: {_cause(cause)}"
 
-    def _device(self, card: Card, domains: frozenset[str]) -> dict[str, Any]:
+    def _device(self, device: Device, domains: frozenset[str]) -> dict[str, Any]:
         """Return the variable `device`."""
-        attributes: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
-        for name, value in qualified_attributes(card).items():
-            domain, _, identifier = name.rpartition("/")
-            attributes.setdefault(domain, {})[identifier] = value
+        found: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
+        found[DRIVER] = {
+            name: value[:LONGEST_ATTRIBUTE] if isinstance(value, str) else value
+            for name, value in _attributes_of(device).items()
+        }
         capacity: dict[str, dict[str, Any]] = {domain: {} for domain in domains}
         capacity[DRIVER] = {
-            CORES: self._functions.amount(card.core // MILLI_PER_PERCENT),
-            MEMORY: self._functions.amount(card.memory),
+            CORES: self._functions.amount(device.core // MILLI_PER_PERCENT),
+            MEMORY: self._functions.amount(device.memory),
         }
         return {
             "driver": DRIVER,
-            "allowMultipleAllocations": True,
-            "attributes": attributes,
+            "allowMultipleAllocations": isinstance(device, Card),
+            "attributes": found,
             "capacity": capacity,
         }
+
+
+def _attributes_of(device: Device) -> Mapping[str, Attribute]:
+    return attributes(device) if isinstance(device, Card) else mig_attributes(device)
 
 
 def _domains(expression: str) -> frozenset[str]:

@@ -37,7 +37,7 @@ from scheduler.engine.rejections import (
     unproven_rejection,
 )
 
-_LONGEST_ATTRIBUTE = 64
+LONGEST_ATTRIBUTE = 64
 """The most characters of an attribute's value. The API server allows no more, so the agent publishes no more."""
 
 _Rank = tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]
@@ -47,7 +47,7 @@ _Rank = tuple[int, int, tuple[tuple[str, tuple[int, ...]], ...]]
 def qualified_attributes(card: Card) -> dict[str, Attribute]:
     """Return the attributes of the device of a card as kube-scheduler sees them, by their fully qualified names."""
     return {
-        f"{DRIVER}/{name}": value[:_LONGEST_ATTRIBUTE] if isinstance(value, str) else value
+        f"{DRIVER}/{name}": value[:LONGEST_ATTRIBUTE] if isinstance(value, str) else value
         for name, value in resource_slices.attributes(card).items()
     }
 

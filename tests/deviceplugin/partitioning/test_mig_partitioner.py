@@ -350,7 +350,7 @@ def test_unknown_label_is_reported_and_changes_nothing(rig: Rig) -> None:
     rig.plan(5, *FULL).reconcile()
     rig.label("mix").reconcile(2)
     assert [w for w in rig.warnings if LABEL in w] == [
-        f"metadata.labels[{LABEL}]: must be mig or mps, not 'mix'; the last valid state stays in force"
+        f"metadata.labels[{LABEL}]: must be mig, mps or mig-claims, not 'mix'; the last valid state stays in force"
     ]
     assert rig.made().keys() == {*FULL}
 

@@ -175,7 +175,7 @@ def test_unknown_label_rejects_the_node_with_a_warning(made: tuple[Replica, Agen
     relabel(agent, **{LABEL: "mps,mig"})
     (pod,) = submit(replica, wants("p", {"mig-2g.20gb": 1}))
     assert replica.filter.filter(pod, ["n1"]).hopeless == {"n1": "node label gpu.partitioning is mps,mig, not mig"}
-    assert "must be mig or mps, not 'mps,mig'" in replica.events[0][2]
+    assert "must be mig, mps or mig-claims, not 'mps,mig'" in replica.events[0][2]
     assert offered(replica) == {"mig-1g.10gb 0": True, "mig-2g.20gb 2": True}
 
 

@@ -1,0 +1,173 @@
+"""Chooses the MIG instances of a ResourceClaim on the cards of a node (`place_instances`).
+
+`decisions.mig_decisions` says which instances each allocation result may get: on admission those of the profile that
+kube-scheduler has chosen, elsewhere all that the selectors allow. Two instances of a card must not overlap, and a card
+has at most one with media engines (`mgpu.model.mig`).
+
+Which instance is best. As for partition plans (`partitioning.geometry`), the measure of a card is how many instances
+could still be created on it, each by itself. An instance costs what its creation takes from this number, so it goes to
+a card that is partitioned already rather than to an empty one, and there to the place that leaves the most choice. Of
+equal ones it is on the card with the lowest index, and there at the highest start. For a claim with one instance the
+result is therefore the best one, and does not depend on the order of the cards or on kube-scheduler's choice.
+
+A claim with several instances gets them one after the other, those with the most memory first, each at its best place.
+If a later one has no place then, earlier ones get their next best places, until all combinations were tried. Equal sets
+of instances are examined once, so the search ends soon even if nothing fits; a limit ends it otherwise.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mgpu.model.mig import Instance
+from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
+
+_MOST_STEPS = 20_000
+"""The most sets of instances that are examined for one claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedInstance:
+    """One allocation result that gets a MIG instance.
+
+    Attributes:
+        request: the name of its request.
+        allowed: the instances that it may get, of any profile.
+    """
+
+    request: str
+    allowed: frozenset[MigDevice]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRule:
+    """A constraint between the instances of a claim.
+
+    Attributes:
+        concerned: the positions of the results that it concerns.
+        value: a function that returns the value of an instance that is compared; None for no value.
+        distinct: whether the values must be different and not equal.
+    """
+
+    concerned: frozenset[int]
+    value: Callable[[MigDevice], Hashable]
+    distinct: bool = False
+
+    def allows(self, chosen: Mapping[int, MigDevice], position: int, device: MigDevice) -> bool:
+        """Return whether a result may get an instance beside those that other results have."""
+        if position not in self.concerned:
+            return True
+        value = self.value(device)
+        others = [self.value(other) for at, other in chosen.items() if at in self.concerned]
+        if value is None:
+            return False
+        return value not in others if self.distinct else all(other == value for other in others)
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePlacement:
+    """The outcome of the search.
+
+    Attributes:
+        devices: the instance of each result in the order of the results; None if no combination was found.
+        proven: whether it is proven that there is none.
+    """
+
+    devices: tuple[MigDevice, ...] | None
+    proven: bool = True
+
+
+@dataclass(slots=True)
+class _Search:
+    """A search in progress.
+
+    Attributes:
+        order: the positions of the results in the order in which they get instances.
+        kinds: for each result, a value that is equal for results that may get the same instances by the same rules.
+        failed: the sets of instances with which the remaining results have no places.
+    """
+
+    wanted: Sequence[WantedInstance]
+    rules: Sequence[InstanceRule]
+    order: Sequence[int]
+    kinds: Sequence[Hashable]
+    failed: set[Hashable] = field(default_factory=set)
+    steps: int = 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.steps >= _MOST_STEPS
+
+    def solve(
+        self, depth: int, states: Mapping[int, MigCardState], chosen: Mapping[int, MigDevice]
+    ) -> Mapping[int, MigDevice] | None:
+        """Return the instances of all results by position, or None."""
+        if depth == len(self.order):
+            return chosen
+        key = (depth, frozenset((self.kinds[at], device) for at, device in chosen.items()))
+        if key in self.failed or self.is_exhausted:
+            return None
+        self.steps += 1
+        position = self.order[depth]
+        for device in _best_first(states, self.wanted[position].allowed):
+            if not all(rule.allows(chosen, position, device) for rule in self.rules):
+                continue
+            changed = {**states, device.card: states[device.card].with_instance(device.instance)}
+            found = self.solve(depth + 1, changed, {**chosen, position: device})
+            if found is not None:
+                return found
+        self.failed.add(key)
+        return None
+
+
+def place_instances(
+    cards: Sequence[MigCardState], wanted: Sequence[WantedInstance], rules: Sequence[InstanceRule] = ()
+) -> InstancePlacement:
+    """Return an instance for each result, or that there is no combination.
+
+    Args:
+        cards: The cards of the node without what the claim itself holds, in any order.
+    """
+    states = {state.card.index: state for state in cards}
+    sizes = {offer.device: offer.profile.size for state in cards for offer in offers_of(state.card)}
+    smallest = [min((sizes.get(device, 0) for device in one.allowed), default=0) for one in wanted]
+    order = sorted(range(len(wanted)), key=lambda at: (-smallest[at], len(wanted[at].allowed), at))
+    kinds = [(one.allowed, tuple(at in rule.concerned for rule in rules)) for at, one in enumerate(wanted)]
+    search = _Search(wanted, rules, order, kinds)
+    found = search.solve(0, states, {})
+    if found is None:
+        return InstancePlacement(None, proven=not search.is_exhausted)
+    return InstancePlacement(tuple(found[position] for position in range(len(wanted))))
+
+
+def fit_together(cards: Sequence[MigCardState], devices: Sequence[MigDevice]) -> bool:
+    """Return whether all of these instances can be created beside those in use."""
+    states = {state.card.index: state for state in cards}
+    for device in devices:
+        state = states.get(device.card)
+        if state is None or not state.has(device.instance):
+            return False
+        states[device.card] = state.with_instance(device.instance)
+    return True
+
+
+def possible_offers(state: MigCardState) -> tuple[MigOffer, ...]:
+    """Return the instances that can be created on a card beside those in use."""
+    possible = frozenset(state.possible())
+    return tuple(offer for offer in offers_of(state.card) if offer.instance in possible)
+
+
+def _best_first(states: Mapping[int, MigCardState], allowed: frozenset[MigDevice]) -> list[MigDevice]:
+    """Return the allowed instances that can be created, the best one first."""
+    rated = [
+        (_cost(state, instance, len(possible)), index, -instance.start, instance.profile)
+        for index, state in states.items()
+        for possible in [state.possible()]
+        for instance in possible
+        if MigDevice(index, instance) in allowed
+    ]
+    return [MigDevice(index, Instance(-start, profile)) for _, index, start, profile in sorted(rated)]
+
+
+def _cost(state: MigCardState, instance: Instance, possible: int) -> int:
+    """Return how many instances can no longer be created once this one exists."""
+    return possible - len(state.with_instance(instance).possible())
