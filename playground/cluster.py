@@ -70,9 +70,16 @@ MANAGED = {
 """The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it. A
 test compares them with the manifests."""
 _NAMESPACE = "mgpu-system"
+_WHOLE_CARDS = "nvidia.com/gpu"
 _TOKEN_SECONDS = 24 * 3600
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
+_COMPONENT_SETTINGS = {
+    "dra": {"MGPU_DRA__ENABLED": "true"},
+    "dra-convert": {"MGPU_DRA__CONVERT": "true"},
+    "dra-whole-cards": {"MGPU_DEVICEPLUGIN__WHOLECARDS": "dra"},
+}
+"""The environment variables that components add to the containers of mgpu's processes."""
 _WEIGHT = 5  # the factor of the extender's scores
 _CRI = "cri.sock"
 _START_SECONDS = 120.0
@@ -340,7 +347,8 @@ class Cluster:
 
     def _component_settings(self) -> dict[str, str]:
         """Return the environment variables that the components give to mgpu's processes."""
-        return {"MGPU_DRA__ENABLED": "true"} if "dra" in self.components else {}
+        found = (_COMPONENT_SETTINGS.get(component, {}) for component in self.components)
+        return {name: value for settings in found for name, value in settings.items()}
 
     def _create_agent_pods(self) -> None:
         """Create the Pods of the agents, whose addresses the commands and the web page need."""
@@ -444,7 +452,9 @@ class Cluster:
         """
         settings = read_settings(self._config, {}, {})
         offers = (d.resources(node.whole_cards(), settings) for d in dialects.enabled(settings))
-        return {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
+        names = {r.name for resources in offers for r in resources if any(amount for _, amount in r.amounts)}
+        # With this component kube-scheduler serves whole cards by claims, so no agent offers them.
+        return names - {_WHOLE_CARDS} if "dra-whole-cards" in self.components else names
 
 
 def _users() -> dict[str, User]:

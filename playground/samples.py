@@ -24,7 +24,7 @@ from mgpu.model.pods import read_node, read_pod
 from mgpu.model.resource_claims import API, Claim, claim_path, read_claim
 from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.overview import Overview, make_overview
-from mgpu.settings import Settings
+from mgpu.settings import CARD_POLICIES, Settings
 from playground.claimed_pods import request_of, shares_of_containers
 
 Json = dict[str, Any]
@@ -116,10 +116,10 @@ class Samples:
         for entry in pod["spec"].get("resourceClaims") or ():
             name = entry.get("resourceClaimName") or created.get(entry["name"])
             if name:
-                found.append(read_claim(self._api.get(claim_path("default", name))))
+                found.append(read_claim(self._api.get(claim_path("default", name)), CARD_POLICIES))
             else:
                 template = self._api.get(f"{_TEMPLATES}/{entry['resourceClaimTemplateName']}")
-                found.append(read_claim(template["spec"]))
+                found.append(read_claim(template["spec"], CARD_POLICIES))
         return found
 
     def request(self, pod: Json) -> GpuRequest | None:

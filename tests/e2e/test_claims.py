@@ -1,0 +1,254 @@
+"""ResourceClaims beside the pods of the vocabularies: what runs on which cards, and what an outage changes."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mgpu.kube import ApiError
+from mgpu.model.resource_claims import SLICES
+from playground.cluster import Cluster
+from playground.kubelet.dra import DraConfig
+from playground.nodes import MGPU, NodeSpec
+from playground.samples import example, templates_for
+from tests.e2e.bench import Bench, asking, share
+from tests.e2e.claimed import HOST, NAMED, TEMPLATES, Claimed, wanted
+from tests.e2e.clusters import patient
+from tests.waiting import until
+
+A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi", "count": 2}
+NODES = [NodeSpec("n1", [{**A100, "numa": numa} for numa in (0, 1)], dict(MGPU)), NodeSpec("n2", [A100], dict(MGPU))]
+CARDS = 6
+WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+UUID, NUMA = "gpu.mgpu.io/uuid", "gpu.mgpu.io/numa"
+SECONDS = 30.0
+"""The time within which a burst must be bound on a busy machine. An idle one needs less than 5 s."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    # A kubelet tries to prepare the claims of a pod again only after 60 to 90 seconds.
+    kubelet = {"retry_seconds": 0.2, "dra": DraConfig(prepare_retry_seconds=0.5)}
+    with patient(NODES, components=("dra", "dra-whole-cards", "dra-convert"), kubelet=kubelet) as made:
+        yield made
+
+
+@pytest.fixture
+def claimed(bench: Bench) -> Iterator[Claimed]:
+    """Claims of the cluster. After the test no card is held, and the agents have no CDI files of claims."""
+    found = Claimed(bench)
+    yield found
+    found.clear()
+    until(lambda: all(use == (0, 0) for node in ("n1", "n2") for use in found.used(node)))
+    until(lambda: not any(list((bench.cluster.folder / node / "cdi").iterdir()) for node in ("n1", "n2")))
+
+
+def _on(node: str, pod: dict[str, Any]) -> dict[str, Any]:
+    return {**pod, "spec": {**pod["spec"], "nodeSelector": {HOST: node}}}
+
+
+def test_claims_and_other_pods_fill_one_card_exactly(claimed: Claimed) -> None:
+    claimed.template("share", wanted(cores=30, memory="20Gi"))
+    for name in ("first", "second"):
+        claimed.pod(name, template="share", node="n2")
+        claimed.exact(name)
+    claimed.bench.create(_on("n2", share("classic", core=40, mib=40 << 10)))
+    claimed.bench.exact("classic")
+    assert sorted(claimed.used("n2")) == [(0, 0), (100, 80)]
+    claimed.pod("third", template="share", node="n2")
+    claimed.exact("third")
+    assert sorted(claimed.used("n2")) == [(30, 20), (100, 80)]
+
+
+def test_the_example_runs(claimed: Claimed) -> None:
+    for template in templates_for("claim"):
+        claimed.api.create(TEMPLATES, template)
+    claimed.bench.create(example("claim"))
+    assert claimed.exact("claim").keys() == {"infer"}
+
+
+def test_each_container_sees_the_cards_of_its_request(claimed: Claimed) -> None:
+    claimed.template("two", wanted("large", 80, "8Gi"), wanted("small", 40, "4Gi"))
+    claimed.pod("p", template="two", node="n2", train="large", evaluate="small", both="")
+    seen = claimed.exact("p")
+    assert sorted(seen["train"] + seen["evaluate"]) == seen["both"] == [0, 1]
+
+
+def test_several_cards_of_a_request_are_different(claimed: Claimed) -> None:
+    claimed.template("pair", wanted(cores=40, memory="8Gi", count=2))
+    claimed.pod("p", template="pair")
+    assert len(set(claimed.exact("p")["c"])) == 2
+
+
+def test_match_attribute_keeps_cards_together(claimed: Claimed) -> None:
+    """Card 0 has no room, so cards 2 and 3 are the only two of one NUMA node. The cards of n2 have none."""
+    claimed.bench.create(_on("n1", asking("classic", core=80, ratio=10)))
+    claimed.bench.exact("classic")
+    assert claimed.bench.cards("classic") == {"c": [0]}
+    rows = [{"matchAttribute": NUMA}, {"distinctAttribute": UUID}]
+    claimed.template("near", wanted(cores=40, memory="8Gi", count=2), constraints=rows)
+    claimed.pod("p", template="near")
+    assert claimed.exact("p") == {"c": [2, 3]}
+    assert claimed.bench.pod("p").spec.node_name == "n1"
+
+
+def test_a_selector_decides_the_card(claimed: Claimed) -> None:
+    claimed.template("third", wanted(cores=10, memory="1Gi", selector='device.attributes["gpu.mgpu.io"].index == 2'))
+    claimed.pod("p", template="third")
+    assert claimed.exact("p") == {"c": [2]}
+    assert claimed.bench.pod("p").spec.node_name == "n1"
+
+
+def test_pods_that_share_a_claim_hold_it_once_until_the_last_one_ends(claimed: Claimed) -> None:
+    claimed.create("common", wanted(cores=60, memory="8Gi"))
+    for name in ("a", "b"):
+        claimed.pod(name, claim="common")
+    assert claimed.exact("a") == claimed.exact("b")
+    node = claimed.bench.pod("a").spec.node_name
+    assert sorted(claimed.used(node))[-1] == (60, 8)
+    claimed.bench.delete("a")
+    claimed.exact("b")
+    assert sorted(claimed.used(node))[-1] == (60, 8)
+    claimed.bench.delete("b")
+    until(lambda: set(claimed.used(node)) == {(0, 0)})
+
+
+def test_nvidia_gpu_is_a_claim_for_a_whole_card(claimed: Claimed) -> None:
+    claimed.bench.create(_on("n2", share("classic")))
+    claimed.bench.exact("classic")
+    claimed.bench.create(_on("n2", asking("whole", nvidia=1)))
+    claimed.bench.runs("whole")
+    assert sorted(claimed.used("n2")) == [(30, 4), (100, 80)]
+    (index,) = (i for i, use in enumerate(claimed.used("n2")) if use == (100, 80))
+    assert claimed.bench.environment("whole", "c")["NVIDIA_VISIBLE_DEVICES"] == f"GPU-n2-{index}"
+    claimed.bench.create(_on("n2", asking("more", nvidia=1)))
+    assert claimed.bench.waits("more")
+
+
+def test_converted_pods_get_their_shares_by_claims(claimed: Claimed) -> None:
+    for name, pod in (("mgpu", share("mgpu", core=30, mib=8192)), ("gpushare", asking("gpushare", gpu_mem=4))):
+        pod["metadata"]["labels"] = {"mgpu.io/dra": "convert"}
+        claimed.bench.create(pod)
+        assert len(claimed.exact(name)["c"]) == 1
+        assert claimed.bench.cards(name) == {}
+    env = claimed.bench.environment("mgpu", "c")
+    assert (env["MGPU_CORE_PERCENT"], env["MGPU_MEMORY_BYTES"]) == ("30", str(8 << 30))
+
+
+def test_a_killed_agent_knows_its_claims_afterwards(claimed: Claimed) -> None:
+    claimed.template("share", wanted(cores=60, memory="8Gi"))
+    claimed.pod("before", template="share", node="n2")
+    before = claimed.exact("before")
+    claimed.bench.cluster.processes["deviceplugin-n2"].kill()
+    claimed.pod("meanwhile", template="share", node="n2")
+    claimed.bench.cluster.restart("deviceplugin-n2")
+    assert claimed.exact("meanwhile") != before
+    assert claimed.exact("before") == before
+    claimed.bench.delete("before")
+    claimed.pod("after", template="share", node="n2")
+    assert claimed.exact("after") == before
+
+
+def test_a_restarted_kubelet_keeps_containers_and_gets_new_slices(claimed: Claimed) -> None:
+    claimed.template("share", wanted(cores=60, memory="8Gi"))
+    claimed.pod("before", template="share", node="n2")
+    before = claimed.exact("before")
+    container = claimed.bench.pod("before").status.container_statuses[0].container_id
+    uid = _slice_uid(claimed, "n2")
+    kubelet = claimed.bench.cluster.kubelets["n2"]
+    kubelet.stop()
+    kubelet.start()
+    until(lambda: _slice_uid(claimed, "n2") not in ("", uid))
+    claimed.pod("after", template="share", node="n2")
+    assert claimed.exact("after") != before
+    assert claimed.exact("before") == before
+    assert claimed.bench.pod("before").status.container_statuses[0].container_id == container
+
+
+def _slice_uid(claimed: Claimed, node: str) -> str:
+    found = [raw for raw in claimed.api.list(SLICES)[0] if raw["spec"].get("nodeName") == node]
+    return str(found[0]["metadata"]["uid"]) if found else ""
+
+
+def test_without_the_scheduler_no_claim_is_allocated(claimed: Claimed) -> None:
+    claimed.template("share", wanted(cores=60, memory="8Gi"))
+    claimed.bench.cluster.processes["scheduler"].kill()
+    claimed.pod("p", template="share")
+    claimed.bench.create({"metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
+    claimed.bench.runs("plain")
+    assert not claimed.bench.raw("p")["spec"].get("nodeName")
+    assert not any(claim.allocated for claim in claimed.of("p"))
+    claimed.bench.cluster.restart("scheduler")
+    claimed.exact("p")
+
+
+@pytest.fixture
+def unasked(claimed: Claimed) -> Iterator[Claimed]:
+    """Claims whose allocations are written without mgpu, until the end of the test."""
+    path = f"{WEBHOOK}/mgpu-claims"
+    hooks = claimed.api.get(path)
+    claimed.api.delete(path)
+    yield claimed
+    meta = {key: value for key, value in hooks["metadata"].items() if key in ("name", "labels", "annotations")}
+    claimed.api.create(WEBHOOK, {**hooks, "metadata": meta})
+
+
+def test_an_allocation_without_mgpu_moves_unless_it_is_delivered(unasked: Claimed) -> None:
+    unasked.create("first", wanted(cores=70, memory="8Gi"))
+    unasked.allocate("first", "n2", 0, 70, "8Gi")
+    unasked.pod("first", claim="first")
+    assert unasked.exact("first") == {"c": [0]}
+    version = unasked.get("first")["status"]["allocation"]
+    unasked.create("second", wanted(cores=70, memory="8Gi"))
+    unasked.allocate("second", "n2", 0, 70, "8Gi")
+    unasked.pod("second", claim="second")
+    assert unasked.exact("second") == {"c": [1]}
+    assert unasked.exact("first") == {"c": [0]}
+    assert unasked.get("first")["status"]["allocation"] == version
+    assert unasked.used("n2") == [(70, 8), (70, 8)]
+
+
+def test_a_burst_of_claims_and_other_pods_fills_all_cards(claimed: Claimed) -> None:
+    claimed.template("tenth", wanted(cores=20, memory="16Gi"))
+    names = [f"{kind}-{i}" for i in range(CARDS * 5 // 2 + 2) for kind in ("claim", "classic")]
+    for name in names:
+        if name.startswith("claim"):
+            claimed.pod(name, template="tenth")
+        else:
+            claimed.bench.create(share(name, core=20, mib=16 << 10))
+    created = time.monotonic()
+    until(lambda: claimed.bench.count_bound() == CARDS * 5, SECONDS)
+    print(f"{CARDS * 5} pods were bound {time.monotonic() - created:.2f} s after the last creation")
+    assert claimed.bench.within_capacity()
+    bound = [pod.metadata.name for pod in claimed.bench.bound()]
+    for name in bound:
+        if name.startswith("claim"):
+            claimed.exact(name)
+        else:
+            claimed.bench.exact(name)
+    assert {use for node in ("n1", "n2") for use in claimed.used(node)} == {(100, 80)}
+    for name in names:
+        if name not in bound:
+            assert claimed.bench.waits(name)
+
+
+def test_an_invalid_annotation_denies_the_allocation_with_its_rule(claimed: Claimed) -> None:
+    devices = {"requests": [wanted(cores=10, memory="1Gi")]}
+    meta = {"name": "odd", "annotations": {"mgpu.io/card-policy": "wat"}}
+    claimed.api.create(NAMED, {"metadata": meta, "spec": {"devices": devices}})
+    claimed.pod("p", claim="odd")
+    until(lambda: any("card-policy" in text for text in claimed.bench.events("p", "FailedScheduling")))
+    assert "allocation" not in claimed.get("odd").get("status", {})
+
+
+def test_ended_pods_free_their_cards(claimed: Claimed) -> None:
+    claimed.template("all", wanted(count=2))
+    claimed.pod("first", template="all", node="n2")
+    claimed.exact("first")
+    claimed.pod("second", template="all", node="n2")
+    assert claimed.bench.waits("second")
+    claimed.bench.delete("first")
+    claimed.exact("second")
+    with pytest.raises(ApiError):
+        claimed.get("first")
