@@ -1,8 +1,8 @@
 """Reads ResourceClaims (Dynamic Resource Allocation), and what they request of mgpu's driver and hold of its cards.
 
 A ResourceClaim requests devices of any drivers. mgpu serves the devices of the driver `gpu.mgpu.io`: a device is a
-card of a node, of which each allocation result is a share, or a MIG instance (`mig_devices`). The scheduler, the agent, the commands and the
-playground read claims with this module (docs/design/dra.md).
+card of a node, of which each allocation result is a share, or a MIG instance (`mig_devices`). The scheduler, the agent,
+the commands and the playground read claims with this module (docs/design/dra.md).
 
 Amounts follow the model of mgpu: the capacity `cores` is in percent of a card in the API and in milli here, and the
 capacity `memory` is in bytes.

@@ -34,6 +34,7 @@ from mgpu.model.resource_claims import (
     API,
     REPAIR,
     Claim,
+    Result,
     card_index,
     claim_holding,
     claim_path,
@@ -47,8 +48,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_holdings import read_observed_claim
 from scheduler.cluster.events import Warn
 from scheduler.decisions.claim_allocation import changes, with_changes
-from scheduler.decisions.claim_decider import ClaimDecider
-from scheduler.engine.card_constraints import still_fits
+from scheduler.decisions.claim_decider import ClaimDecider, fits
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +144,13 @@ class ClaimRepair:
         return any(move.node == node for move in self._moved.values())
 
     def _fits(self, claim: Claim) -> bool:
-        if any(card_index(result.device) is None and not result.admin for result in claim.results):
+        if any(_is_unknown(result) for result in claim.results):
             return False
         holding = claim_holding(claim)
         if holding is None:
             return True
         snapshot = self._state.node_snapshot(claim.node, claim.uid)
-        return still_fits(gpu_request(claim), holding.shares, snapshot.cards)
+        return fits(gpu_request(claim), holding.shares, snapshot)
 
     def _try(self, claim: Claim, step: Callable[[Claim], None]) -> None:
         extra = {"claim": claim.uid}
@@ -251,6 +251,11 @@ class ClaimRepair:
         if last is None or self._clock() - last >= _REPEAT_SECONDS:
             self._warned[claim.uid] = self._clock()
             self._warn(claim_reference(claim), REASON, message)
+
+
+def _is_unknown(result: Result) -> bool:
+    """Return whether the device of a result is neither a card nor a MIG instance."""
+    return card_index(result.device) is None and result.mig_device is None and not result.admin
 
 
 def claim_reference(claim: Claim) -> dict[str, Any]:

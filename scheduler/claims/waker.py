@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.errors import RetryLater
-from mgpu.model.gpu_requests import Placement
-from mgpu.model.resource_claims import SLICES, Claim, requests_before_allocation
+from mgpu.model.resource_claims import SLICES, Claim
 from mgpu.model.resource_slices import WAKE, slice_name
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
@@ -143,7 +142,7 @@ class ClaimWaker:
         open_claims = [claim for claim in claims if not claim.allocated]
         if not open_claims:
             return None
-        nodes = [node for node in self._state.nodes_with_cards() if node not in self._without_slice]
+        nodes = [node for node in self._state.nodes_for_claims() if node not in self._without_slice]
         for node in nodes[:_MOST_NODES]:
             if all(self._fits(claim, node) for claim in open_claims):
                 return node
@@ -154,9 +153,10 @@ class ClaimWaker:
         if snapshot.node is None or self._state.agent_problem(node) is not None:
             return False
         for names in _alternatives(claim):
-            request = requests_before_allocation(claim, names)
+            if not any(request.name in names and not request.admin for request in claim.requests):
+                continue
             try:
-                if request.containers and isinstance(self._decider.place(claim, request, snapshot), Placement):
+                if self._decider.assess(claim, names, snapshot) is None:
                     return True
             except EffortExceeded:
                 continue  # The pod is examined again. It must not keep the others from being examined.

@@ -129,10 +129,13 @@ class ClusterQueries:
 
     def nodes_for_claims(self) -> tuple[str, ...]:
         """Return the names of the nodes whose cards or MIG instances claims may get, sorted."""
+        return tuple(sorted({*self.nodes_with_cards(), *self.nodes_for_instances()}))
+
+    def nodes_for_instances(self) -> tuple[str, ...]:
+        """Return the names of the nodes on which claims get MIG instances, sorted."""
         with self._lock:
             slices = self._nodes.slices
-            of_instances = (name for name in slices.names() if slices.of(name).mode == MIG_CLAIMS)
-            return tuple(sorted({*self.nodes_with_cards(), *of_instances}))
+            return tuple(name for name in slices.names() if slices.of(name).mode == MIG_CLAIMS)
 
     def gpus(self, name: str) -> tuple[Card, ...]:
         """Return all GPUs of a node, partitioned or not; () if there is no node of this name."""

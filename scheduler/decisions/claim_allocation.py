@@ -3,12 +3,13 @@
 The admission of claims patches the allocation that kube-scheduler writes, and the repair writes an allocation itself.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import GpuRequest, Placement
-from mgpu.model.resource_claims import Claim, consumed_capacity, device_name
+from mgpu.model.mig_devices import mig_device_at
+from mgpu.model.resource_claims import Claim, Result, consumed_capacity, device_name
 
 
 class Change(NamedTuple):
@@ -37,8 +38,10 @@ def changes(
         cards: The GPUs of the node by index.
     """
     rows = allocation["devices"]["results"]
+    own = [result for result in claim.results if not result.admin]
+    yield from _changed_instances(own, request, placement)
     for container in request.containers:
-        results = [r for r in claim.results if r.request == container.container and not r.admin]
+        results = [r for r in own if r.request == container.container and r.mig_device is None]
         for result, index in zip(results, placement.cards(container.container), strict=True):
             if result.device != device_name(index):
                 yield Change(result.position, "device", device_name(index))
@@ -49,6 +52,15 @@ def changes(
             consumed = {**before, **consumed_capacity(container, cards[index])}
             if consumed != before:
                 yield Change(result.position, "consumedCapacity", consumed)
+
+
+def _changed_instances(results: Sequence[Result], request: GpuRequest, placement: Placement) -> Iterator[Change]:
+    for one in request.others:
+        found = [(r, d) for r in results if r.request == one.container and (d := r.mig_device) and d.type == one.type]
+        for (result, before), index in zip(found, placement.cards(one.container, one.type), strict=True):
+            device = mig_device_at(one.type, index)
+            if device is not None and device != before:
+                yield Change(result.position, "device", device.name)
 
 
 def with_changes(allocation: Mapping[str, Any], found: Iterator[Change]) -> dict[str, Any]:

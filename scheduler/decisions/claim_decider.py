@@ -3,10 +3,10 @@
 `api.claim_webhook` calls `ClaimDecider.decide` for each allocation that kube-scheduler writes. As for bindings, the
 reservation holds the cards until the watch delivers the allocation, and `Decider.check_overdue` releases it if the
 write has failed. The allocation of kube-scheduler says how much the claim needs of how many cards, and on which node;
-its choice of cards counts only where mgpu cannot judge a selector.
+its choice of cards counts only where mgpu cannot judge a selector. `mig_decisions` decides the MIG instances.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mgpu import dialects
@@ -15,9 +15,19 @@ from mgpu.model.cards import GPU, Card, CardState, states_of_type
 from mgpu.model.compute_resources import NO_CPU_MEMORY
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
-from mgpu.model.ledger import shares_of
+from mgpu.model.ledger import Share, shares_of
+from mgpu.model.mig_devices import instances_of
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, DRIVER, Claim, DeviceRequest, card_index, claim_path, gpu_request
+from mgpu.model.resource_claims import (
+    DRA,
+    DRIVER,
+    Claim,
+    DeviceRequest,
+    card_index,
+    claim_path,
+    gpu_request,
+    requests_before_allocation,
+)
 from mgpu.model.resource_slices import Attribute, attributes
 from mgpu.settings import Settings
 from scheduler import metrics
@@ -27,9 +37,11 @@ from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets, EffortExceeded, never
 from scheduler.decisions.in_flight import PodsInFlight
+from scheduler.decisions.mig_decisions import InstanceDecider
 from scheduler.engine import FULL
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.claim_placement import place_claim
+from scheduler.engine.mig_placement import fit_together
 from scheduler.engine.node_assessment import Foresight, choose_policy
 
 _ATTEMPTS = 50
@@ -63,6 +75,7 @@ class ClaimDecider:
         self._settings = settings
         self._budgets = budgets or EffortBudgets()
         self._selectors = selectors or Selectors()
+        self._instances = InstanceDecider(state, self._selectors)
         self._flights = flights or PodsInFlight()
 
     def decide(self, claim: Claim, *, reserve: bool = True, gone: CallerGone = never) -> Reservation | Rejection | None:
@@ -102,7 +115,7 @@ class ClaimDecider:
             snapshot = self._state.node_snapshot(node, claim.uid)
             if self._state.claims.is_outdated(claim.uid, claim.version):
                 return None
-            problem = self._problem(claim, snapshot)
+            problem = self._problem(claim, request, snapshot)
             if problem is not None:
                 return problem
             reserved = self._state.reservation(claim.uid)
@@ -112,7 +125,7 @@ class ClaimDecider:
                 continue
             if reserved and reserve and self._is_written(reserved):
                 return _final(RejectionKind.BOUND_ALREADY, f"the claim is allocated on {reserved.node} already")
-            placement = self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+            placement = self.place(claim, request, snapshot, gone=gone)
             if isinstance(placement, Rejection):
                 return placement
             subject = (claim.uid, claim.namespace, claim.name, node)
@@ -131,7 +144,7 @@ class ClaimDecider:
         # Allocations of the claim before this version do not count any more (`ClaimHoldings`).
         return self._state.claims.reserve(replace(reserved, version=claim.version), snapshot.version)
 
-    def _problem(self, claim: Claim, snapshot: NodeSnapshot) -> Rejection | None:
+    def _problem(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Rejection | None:
         """Return why the claim gets no cards on this node now, regardless of free capacity, or None."""
         if self._state.claims.is_deleted(claim.uid):
             return _final(RejectionKind.BOUND_ALREADY, "the claim has been deleted")
@@ -140,7 +153,7 @@ class ClaimDecider:
         agent = self._state.agent_problem(claim.node)
         if agent is not None:
             return _final(RejectionKind.AGENT, agent)
-        if not states_of_type(snapshot.cards):
+        if request.containers and not states_of_type(snapshot.cards):
             return _final(RejectionKind.NO_DEVICE, f"node {claim.node} has no whole GPU cards")
         pause = self._state.reservations.pause(claim.uid)
         if pause:
@@ -157,20 +170,50 @@ class ClaimDecider:
         gone: CallerGone = never,
     ) -> Placement | Rejection:
         """Return the cards that the claim would get on the node of a snapshot, or why it fits on none."""
-        return self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+        instances: Placement | Rejection = Placement(())
+        if request.others:
+            instances = self._instances.place(claim, request, snapshot)
+        if isinstance(instances, Rejection) or not request.containers:
+            return instances
+        cards = self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+        return cards if isinstance(cards, Rejection) else replace(cards, others=instances.others)
+
+    def assess(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> Rejection | None:
+        """Return why these requests of a claim without an allocation do not fit on a node, or None if they fit.
+
+        Requests for devices of other drivers are ignored, unless all of them are.
+        """
+        requests = [request for request in claim.requests if request.name in names]
+        of_cards = {one.name for one in requests if self.is_ours(one)}
+        of_instances = {one.name for one in requests if one.name not in of_cards and self.is_for_instances(one)}
+        request = requests_before_allocation(claim, of_cards)
+        if not request.containers and not of_instances:
+            return _final(RejectionKind.NO_DEVICE, "the claim requests no devices of mgpu's driver")
+        found = self.place(claim, request, snapshot) if request.containers else None
+        if found is None or isinstance(found, Placement):
+            return self._instances.assess(claim, of_instances, snapshot) if of_instances else None
+        return found
+
+    def is_for_instances(self, request: DeviceRequest) -> bool:
+        """Return whether the request's DeviceClass selects MIG instances, of which the cluster has some."""
+        return self._instances.is_for_instances(request)
 
     def is_ours(self, request: DeviceRequest) -> bool:
         """Return whether the selectors of the request's DeviceClass may select cards of mgpu's driver.
 
-        A class that is not known yet may select them.
+        A class that is not known yet may select them, and one for MIG instances does not.
         """
         expressions = self._state.claims.class_selectors(request.device_class)
-        names = self._state.nodes_with_cards()
-        if not expressions or not names:
+        card = self._sample_card()
+        if not expressions or card is None:
             return True
-        cards = [card for card in self._state.cards(names[0]) if card.type == GPU]
-        excluded = self._selectors.excluded(expressions, cards[:1])
-        return isinstance(excluded, Unsupported) or not cards or len(excluded) < len(cards[:1])
+        excluded = self._selectors.excluded(expressions, [card])
+        return isinstance(excluded, Unsupported) or not excluded
+
+    def _sample_card(self) -> Card | None:
+        """Return the first card of the cluster, since the selectors of a DeviceClass select all cards or none."""
+        cards = (card for name in self._state.nodes_for_claims() for card in self._state.gpus(name))
+        return next(cards, None)
 
     def exclusions(self, claim: Claim, cards: Sequence[CardState]) -> Excluded:
         """Return which cards the selectors of the claim's requests and of their DeviceClasses exclude.
@@ -181,7 +224,7 @@ class ClaimDecider:
         gpus = [state.card for state in states_of_type(cards)]
         found: dict[str, Mapping[int, str]] = {}
         for name in dict.fromkeys([*(request.name for request in claim.requests), *(r.request for r in claim.results)]):
-            own = {card_index(result.device) for result in claim.results if result.request == name}
+            own = {card_index(result.device) for result in claim.results if result.request == name} - {None}
             excluded = self._excluded(claim, name, gpus)
             kept = {index: reason for index, reason in excluded.items() if index not in own}
             if kept:
@@ -238,7 +281,7 @@ class ClaimDecider:
         group_cards = self._state.group_cards(reserved.request, reserved.uid)
         if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
             return False
-        return still_fits(reserved.request, shares_of(reserved.request, reserved.placement), snapshot.cards)
+        return fits(reserved.request, shares_of(reserved.request, reserved.placement), snapshot)
 
     def _is_written(self, reserved: Reservation) -> bool:
         """Return whether the allocation of a reservation, with other cards than are needed now, has been written.
@@ -257,6 +300,12 @@ class ClaimDecider:
             self._state.reservations.cancel(reserved)
             return False
         return bool(table_at(raw, "status", "allocation"))
+
+
+def fits(request: GpuRequest, shares: Sequence[Share], snapshot: NodeSnapshot) -> bool:
+    """Return whether a claim that has these shares fits beside all others on the node of a snapshot."""
+    cards = [share for share in shares if share.type == GPU]
+    return still_fits(request, cards, snapshot.cards) and fit_together(snapshot.mig_cards, instances_of(shares))
 
 
 def qualified_attributes(card: Card) -> Mapping[str, Attribute]:

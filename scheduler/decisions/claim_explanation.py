@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mgpu.model.cards import GPU
 from mgpu.model.errors import BadObject
-from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.gpu_requests import GpuRequest, Rejection
+from mgpu.model.ledger import Holding
+from mgpu.model.mig_devices import instances_of
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import DRA, Claim, claim_holding, gpu_request, read_claim, requests_before_allocation
 from mgpu.presentation import request_text
@@ -82,7 +85,7 @@ class ClaimExplainer:
         explanation = replace(self._request(claim), subject=subject, status=_status(claim))
         if claim.allocated:
             return self._allocated(explanation, claim)
-        if not self._requests(claim):
+        if not self._alternatives(claim):
             text = "It requests no devices of mgpu's driver, so mgpu does not affect it."
             return replace(explanation, verdict=(text,))
         explanation = self._open(explanation, [claim], selected)
@@ -97,7 +100,7 @@ class ClaimExplainer:
         """
         namespace = str(table_at(raw, "metadata").get("namespace", ""))
         found = [self._state.claims.named(namespace, name) for name in claim_names(raw)]
-        claims = [claim for claim in found if claim is not None and (claim.results or self._requests(claim))]
+        claims = [claim for claim in found if claim is not None and (claim.results or self._alternatives(claim))]
         if not claims:
             return None
         open_claims = [claim for claim in claims if not claim.allocated]
@@ -114,21 +117,30 @@ class ClaimExplainer:
         return explanation
 
     def _request(self, claim: Claim) -> Explanation:
-        request = gpu_request(claim) if claim.results else next(iter(self._requests(claim)), GpuRequest(DRA, ()))
+        request = gpu_request(claim) if claim.results else self._first_request(claim)
         constraints = claim.card_constraints.texts()
         policy = request_text.describe_policy(request, self._settings) if request.containers else None
-        return Explanation("", "", DRA, tuple(request_text.describe_containers(request)), constraints, policy)
+        rows = request_text.describe_containers(request)
+        if not claim.results:
+            names = self._alternatives(claim)[:1]
+            for_instances = [r for r in claim.requests if names and r.name in names[0] and not self._decider.is_ours(r)]
+            rows += [(one.name, _instances_text(one.count)) for one in for_instances]
+        return Explanation("", "", DRA, tuple(rows), constraints, policy)
 
-    def _requests(self, claim: Claim) -> list[GpuRequest]:
-        """Return what the claim requests of mgpu's driver, one for each set of alternatives of which one is enough."""
+    def _first_request(self, claim: Claim) -> GpuRequest:
+        """Return what the claim requests of cards with the first alternative of each request."""
+        names = next(iter(self._alternatives(claim)), frozenset())
+        ours = {one.name for one in claim.requests if one.name in names and self._decider.is_ours(one)}
+        return requests_before_allocation(claim, ours)
+
+    def _alternatives(self, claim: Claim) -> list[frozenset[str]]:
+        """Return the sets of requests of mgpu's driver of which one is enough."""
         by_request: dict[str, list[str]] = {}
         for one in claim.requests:
-            if self._decider.is_ours(one):
+            if not one.admin and (self._decider.is_ours(one) or self._decider.is_for_instances(one)):
                 by_request.setdefault(one.name.partition("/")[0], []).append(one.name)
         longest = max(map(len, by_request.values()), default=0)
-        sets = [{names[min(i, len(names) - 1)] for names in by_request.values()} for i in range(longest)]
-        requests = [requests_before_allocation(claim, names) for names in sets]
-        return [request for request in requests if request.containers]
+        return [frozenset(names[min(i, len(names) - 1)] for names in by_request.values()) for i in range(longest)]
 
     def _allocated(self, explanation: Explanation, claim: Claim) -> Explanation:
         """Add where the cards of an allocated claim are."""
@@ -143,17 +155,16 @@ class ClaimExplainer:
             replace(row, own=row.state.card.index in before or any(s.is_on(row.state.card) for s in holding.shares))
             for row in rows
         )
-        indexes = ", ".join(str(index) for index in sorted({s.card for s in holding.shares if isinstance(s.card, int)}))
         said = "The agent has delivered it." if claim.is_prepared else "The agent has not delivered it yet."
         if claim.repair:
             said = "mgpu is replacing its allocation, because it did not fit."
-        text = f"{name} is on card{'s' if ',' in indexes else ''} {indexes} of {claim.node}. {said}"
+        text = f"{name} is on {_places(holding)} of {claim.node}. {said}"
         cards = {**explanation.cards, claim.node: rows} if rows else explanation.cards
         return replace(explanation, verdict=(*explanation.verdict, text), cards=cards)
 
     def _open(self, explanation: Explanation, claims: Sequence[Claim], selected: Sequence[str]) -> Explanation:
         """Add on which nodes all of these claims fit."""
-        names = list(dict.fromkeys(selected)) or sorted(self._state.nodes_with_cards())
+        names = list(dict.fromkeys(selected)) or list(self._state.nodes_for_claims())
         answers = {name: self._answer(claims, name) for name in names[:_MOST_NODES]}
         rows = sorted(
             (NodeRow(name, answer.reason, hopeless=answer.hopeless) for name, answer in answers.items()),
@@ -189,17 +200,17 @@ class ClaimExplainer:
         if snapshot.node is None or agent is not None:
             return _Answer(agent or "the node is not known to mgpu (yet)", hopeless=True)
         answers = []
-        for request in self._requests(claim):
+        for alternative in self._alternatives(claim):
             try:
-                result = self._decider.place(claim, request, snapshot)
+                rejection = self._decider.assess(claim, alternative, snapshot)
             except EffortExceeded as error:
                 answers.append(_Answer(str(error)))
                 continue
             finally:
                 self._pace()
-            if isinstance(result, Placement):
+            if rejection is None:
                 return _Answer()
-            answers.append(_refusal(result))
+            answers.append(_refusal(rejection))
         return answers[0] if answers else _Answer()
 
     def _cards(self, node: str, uid: str, answer: _Answer) -> tuple[CardRow, ...]:
@@ -210,6 +221,18 @@ class ClaimExplainer:
 def _refusal(rejection: Rejection) -> _Answer:
     cards = {card.index: card.reason for card in rejection.cards}
     return _Answer(str(rejection), hopeless=rejection.hopeless, cards=cards)
+
+
+def _places(holding: Holding) -> str:
+    """Return the cards and the MIG instances of a claim as a text."""
+    indexes = sorted({s.card for s in holding.shares if s.type == GPU and isinstance(s.card, int)})
+    listed = ", ".join(map(str, indexes))
+    cards = [f"card{'s' if len(indexes) > 1 else ''} {listed}"] if indexes else []
+    return " and ".join([*cards, *map(str, instances_of(holding.shares))])
+
+
+def _instances_text(count: int) -> str:
+    return "one MIG instance" if count == 1 else f"{count or 'all'} MIG instances"
 
 
 def _joined(explanation: Explanation, of_claim: Explanation, claim: str) -> Explanation:

@@ -1,0 +1,192 @@
+"""Decides which MIG instances a ResourceClaim gets on a node with the label `gpu.partitioning=mig-claims`.
+
+`claim_decider` calls `InstanceDecider`, and makes the reservation. kube-scheduler has chosen an instance for each
+allocation result. On admission the claim gets the best instances of the same profiles on the same node, among those
+that its selectors and constraints allow (`scheduler.engine.mig_placement`). For a claim without an allocation,
+`assess` finds out whether it would get any that its selectors allow.
+"""
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mgpu.model.gpu_requests import CardRefusal, GpuRequest, Placement, Rejection, RejectionKind
+from mgpu.model.mig_attributes import mig_attributes
+from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
+from mgpu.model.node_slices import LABEL
+from mgpu.model.resource_claims import DRIVER, Claim, DeviceRequest, Result
+from mgpu.model.slice_names import MIG_CLAIMS
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.engine.mig_placement import InstanceRule, WantedInstance, place_instances
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """One result of a claim, present or future.
+
+    Attributes:
+        request: the name of its request.
+        chosen: the instance that kube-scheduler has chosen; None if the claim is not allocated.
+    """
+
+    request: str
+    chosen: MigDevice | None = None
+
+
+class InstanceDecider:
+    """Decides the MIG instances of claims. Thread-safe."""
+
+    def __init__(self, state: ClusterCache, selectors: Selectors) -> None:
+        self._state = state
+        self._selectors = selectors
+
+    def is_for_instances(self, request: DeviceRequest) -> bool:
+        """Return whether the request's DeviceClass selects MIG instances, of which the cluster has some."""
+        expressions = self._state.claims.class_selectors(request.device_class)
+        if not expressions or request.admin:
+            return False
+        cards = (card for name in self._state.nodes_for_instances() for card in self._state.gpus(name))
+        offers = next((offers for card in cards if (offers := offers_of(card))), ())
+        excluded = self._selectors.excluded_instances(expressions, offers)
+        return not isinstance(excluded, Unsupported) and len(excluded) < len(offers)
+
+    def place(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Placement | Rejection:
+        """Return the instances of the results of an allocated claim, in `Placement.others`, or why it gets none.
+
+        Args:
+            request: The result of `gpu_request` for the claim.
+        """
+        results = [result for result in claim.results if result.mig_device is not None and not result.admin]
+        wishes = [_Wish(result.request, result.mig_device) for result in results]
+        devices = self._devices(claim, wishes, snapshot)
+        if isinstance(devices, Rejection):
+            return devices
+        rows = []
+        for one in request.others:
+            pairs = zip(wishes, devices, strict=True)
+            own = (d.index for wish, d in pairs if wish.request == one.container and d.type == one.type)
+            rows.append((one.type, one.container, tuple(sorted(own))))
+        return Placement((), others=tuple(rows))
+
+    def assess(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> Rejection | None:
+        """Return why the node has no instances for these requests of a claim without an allocation, or None."""
+        requests = [request for request in claim.requests if request.name in names]
+        wishes = [_Wish(request.name) for request in requests for _ in range(max(1, request.count))]
+        found = self._devices(claim, wishes, snapshot)
+        return found if isinstance(found, Rejection) else None
+
+    def _devices(
+        self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot
+    ) -> tuple[MigDevice, ...] | Rejection:
+        if not snapshot.mig_cards:
+            text = f"the node has no cards whose MIG instances claims can get (label {LABEL}={MIG_CLAIMS})"
+            return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
+        rules = _rules(claim, wishes, snapshot.mig_cards)
+        if isinstance(rules, Rejection):
+            return rules
+        wanted = [WantedInstance(w.request, self._allowed(claim, w, snapshot.mig_cards)) for w in wishes]
+        found = place_instances(snapshot.mig_cards, wanted, rules)
+        if found.devices is not None:
+            return found.devices
+        if not found.proven:
+            text = "no MIG instances were found that exist together, but not all combinations were examined"
+            return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
+        return _rejection(claim, wishes, wanted, snapshot.mig_cards)
+
+    def _allowed(self, claim: Claim, wish: _Wish, cards: Sequence[MigCardState]) -> frozenset[MigDevice]:
+        """Return the instances that a result may get: kube-scheduler's own choice, and those like it.
+
+        kube-scheduler has evaluated the selectors for its choice. If mgpu cannot evaluate a selector, or does not know
+        the class yet, no other instance is allowed.
+        """
+        own = frozenset() if wish.chosen is None else frozenset((wish.chosen,))
+        request = claim.request(wish.request)
+        of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
+        if request is None or of_class is None:
+            return own
+        constraints = claim.card_constraints
+        offers = [
+            offer
+            for state in cards
+            if constraints.reason_against(state.card) is None
+            for offer in offers_of(state.card)
+            if _is_like(offer, wish)
+        ]
+        excluded = self._selectors.excluded_instances((*of_class, *request.selectors), offers)
+        if isinstance(excluded, Unsupported):
+            return own
+        found = frozenset(offer.device for offer in offers) - excluded.keys()
+        # The annotations of the claim limit its cards, which kube-scheduler does not know.
+        kept = frozenset(one for one in own if any(offer.device == one for offer in offers))
+        return found | kept
+
+
+def _is_like(offer: MigOffer, wish: _Wish) -> bool:
+    return wish.chosen is None or offer.instance.profile == wish.chosen.instance.profile
+
+
+def _rules(
+    claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]
+) -> tuple[InstanceRule, ...] | Rejection:
+    """Return the constraints between the instances of the claim."""
+    found = {
+        offer.device: {f"{DRIVER}/{name}": value for name, value in mig_attributes(offer).items()}
+        for state in (cards if claim.constraints else ())
+        for offer in offers_of(state.card)
+    }
+    rules = []
+    for constraint in claim.constraints:
+        concerned = frozenset(at for at, wish in enumerate(wishes) if constraint.concerns(wish.request))
+        if concerned and any(constraint.concerns(result.request) for result in _shares(claim)):
+            # The cards and the instances are searched one after the other.
+            text = f"mgpu does not support the constraint on {constraint.attribute} between cards and MIG instances"
+            return Rejection(RejectionKind.CONSTRAINT, text, hopeless=True)
+
+        def value(device: MigDevice, attribute: str = constraint.attribute) -> Hashable:
+            # In Python True == 1.
+            value = found.get(device, {}).get(attribute)
+            return None if value is None else (type(value).__name__, value)
+
+        rules.append(InstanceRule(concerned, value, constraint.distinct))
+    return tuple(rules)
+
+
+def _shares(claim: Claim) -> Iterator[Result]:
+    return (result for result in claim.results if result.mig_device is None and not result.admin)
+
+
+def _rejection(
+    claim: Claim, wishes: Sequence[_Wish], wanted: Sequence[WantedInstance], cards: Sequence[MigCardState]
+) -> Rejection:
+    """Return why there are no instances: the first result that gets none even alone, or that they do not fit together.
+
+    Evicting pods cannot help, because pods with claims are not evicted.
+    """
+    for wish, one in zip(wishes, wanted, strict=True):
+        if any(MigDevice(state.card.index, i) in one.allowed for state in cards for i in state.possible()):
+            continue
+        refusals = tuple(_refusal(claim, wish, one, state) for state in cards)
+        return Rejection(RejectionKind.SLICES, "", refusals, hopeless=True)
+    text = f"each of the {len(wanted)} requested MIG instances is available alone, but not all of them together"
+    return Rejection(RejectionKind.NOT_TOGETHER, text, hopeless=True)
+
+
+def _refusal(claim: Claim, wish: _Wish, one: WantedInstance, state: MigCardState) -> CardRefusal:
+    index = state.card.index
+    if not state.card.healthy:
+        return CardRefusal(index, RejectionKind.UNHEALTHY, "unhealthy")
+    if state.blocked:
+        return CardRefusal(index, RejectionKind.IN_USE, "held by pods that have no MIG instances")
+    limited = claim.card_constraints.reason_against(state.card)
+    if limited is not None:
+        return CardRefusal(index, RejectionKind.CONSTRAINT, limited)
+    profiles = {device.instance.profile for device in one.allowed if device.card == index}
+    if not profiles:
+        name = f"no {wish.chosen.instance.profile}" if wish.chosen is not None else "no instance"
+        return CardRefusal(index, RejectionKind.CONSTRAINT, f"{name} that its selectors allow")
+    starts: dict[str, list[int]] = {}
+    for start, profile in sorted(state.used):
+        starts.setdefault(profile, []).append(start)
+    places = ", ".join(f"{profile} in use at {', '.join(map(str, at))}" for profile, at in sorted(starts.items()))
+    return CardRefusal(index, RejectionKind.SLICES, f"{places}: no room for {' or '.join(sorted(profiles))}")
