@@ -227,4 +227,4 @@ class ClaimMachine(RuleBasedStateMachine):
 
 
 TestClaims = ClaimMachine.TestCase
-TestClaims.settings = examples(40, steps=30)
+TestClaims.settings = examples(150, steps=30)
