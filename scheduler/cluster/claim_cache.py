@@ -113,7 +113,7 @@ class ClaimCache:
         return tuple(claim for claim in self.items() if claim.repair and not claim.deleting)
 
     def is_outdated(self, uid: str, version: str) -> bool:
-        """Return whether the claim has an allocation that is not older than this version of it."""
+        """Return whether nothing may be decided for this version of the claim (`ClaimHoldings.is_outdated`)."""
         with self._lock:
             return self._holdings.is_outdated(uid, version)
 

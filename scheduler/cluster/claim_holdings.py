@@ -89,8 +89,12 @@ class ClaimHoldings:
     def is_outdated(self, uid: str, version: str) -> bool:
         """Return whether cards that were decided for this version of the claim must not be reserved for it.
 
-        The claim has an allocation that is not older. A reservation would replace what the claim really holds.
+        The claim has an allocation that is not older, or cards were decided for a later version of it. A reservation
+        would replace what the claim really holds. The API server refuses the write.
         """
+        reserved = self._reservations.get(uid)
+        if reserved is not None and reserved.version and version and is_newer(reserved.version, version):
+            return True
         claim = self._claims.get(uid)
         return claim is not None and bool(claim.results) and not is_newer(version, claim.version)
 

@@ -35,7 +35,7 @@ from tests.scheduler.claim_objects import (
     request,
     result,
 )
-from tests.scheduler.fake import Replica, admitted, admitted_claims, cluster, reader
+from tests.scheduler.fake import Replica, admitted, admitted_claims, claim_review, cluster, reader
 
 NODES = {"n1": 3, "n2": 1}
 CARDS = {node: b.cards(count, node=node) for node, count in NODES.items()}
@@ -95,17 +95,17 @@ def used(shares: Iterable[Share], node: str) -> dict[int, int]:
     return found
 
 
-class Cluster(RuleBasedStateMachine):
+class Machine(RuleBasedStateMachine):
     """The API server is the truth. The leader sees it late, and the agents deliver what they can."""
 
-    @initialize()
-    def begin(self) -> None:
+    def start(self) -> None:
         self.clock = Clock()
         self.known = reader()
         self.api = cluster(*NODES.items())
         self.api.put("deviceclasses", device_class())
         self.created = 0
         self.has_foreign = False
+        self.history: list[Raw] = []  # All versions of all claims.
         self.allocations = 0
         self.stride = 1  # How far the cards are apart that one request gets.
         self.foreign: dict[str, int] = {}  # By shareID, the version of the claim that the write without webhook gave.
@@ -120,6 +120,7 @@ class Cluster(RuleBasedStateMachine):
         """A fresh replica leads, after all writes that the last leader has admitted have arrived or failed."""
         self.land()
         self.api.watchers.clear()
+        self.api.watchers.append(self.keep)
         self.leader = Replica(self.api, self.clock)
         self.api.admit = admitted(self.leader)
         self.api.admit_claim = admitted_claims(self.leader)
@@ -140,6 +141,10 @@ class Cluster(RuleBasedStateMachine):
             return found
         self.create_claim(missing[0], shape, annotations)
         return missing[0]
+
+    def keep(self, kind: str, what: str, raw: Raw) -> None:
+        if kind == "resourceclaims" and what == "changed":
+            self.history.append(raw)
 
     def create_claim(self, name: str, shape: Shape, annotations: dict[str, str]) -> None:
         annotations = {} if len(shape) > 1 or shape == (0,) else annotations
@@ -205,6 +210,18 @@ class Cluster(RuleBasedStateMachine):
         self.note_allocations()
         self.api.refuse_allocations = False
         self.api.lost_answers = 0
+
+    @rule(number=numbers, which=st.integers(0, 9), node=nodes, first=st.integers(0, 2))
+    def the_webhook_is_called_for_an_outdated_claim(self, number: int, which: int, node: str, first: int) -> None:
+        """The cache of an API server is late. It calls again with the present claim, or refuses the write."""
+        name = self.pick(number, lambda _: True)
+        if name is None:
+            return
+        uid = self.api.claim(name)["metadata"]["uid"]
+        earlier = [raw for raw in self.history if raw["metadata"]["uid"] == uid and not read(raw).allocated]
+        old = earlier[which % len(earlier)]
+        with contextlib.suppress(RetryLater):
+            admitted_claims(self.leader)(claim_review(allocated(old, *self.results(name, node, first)), old))
 
     def note_allocations(self) -> None:
         self.expected |= {read(raw).uid for raw in self.api.resourceclaims.values() if read(raw).allocated}
@@ -353,7 +370,8 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: self.has_foreign)
     @rule(
-        before=st.lists(steps, min_size=3, max_size=8),
+        before=st.lists(steps, min_size=3, max_size=8)
+        | st.builds(lambda i, s: [""] * i + [s], st.integers(0, 4), steps),
         is_informed=st.booleans(),
         number=numbers,
         node=nodes,
@@ -403,7 +421,7 @@ class Cluster(RuleBasedStateMachine):
     # What must hold
 
     def api_shares(self, node: str) -> list[Share]:
-        found = []
+        found: list[Share] = []
         for raw in self.api.resourceclaims.values():
             holding = claim_holding(read(raw))
             if holding is not None and holding.node == node:
@@ -494,5 +512,27 @@ class Cluster(RuleBasedStateMachine):
                 assert isinstance(placed, Rejection), (raw, placed)
 
 
+class Cluster(Machine):
+    """The webhook answers, until somebody allocates without it."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.start()
+
+
+class AfterOutage(Machine):
+    """The webhook did not answer for some time, so that claims overlap at the beginning."""
+
+    @initialize(claims=st.lists(st.sampled_from([(60,), (60,), (40, 40), (0,), (30, 50)]), min_size=2, max_size=4))
+    def begin(self, claims: list[Shape]) -> None:
+        self.start()
+        for shape in claims:
+            self.somebody_allocates_without_the_webhook(0, shape, {}, "n1")
+        self.leader.deliver()
+        self.leader.claim_repair.work()
+
+
 TestCluster = Cluster.TestCase
-TestCluster.settings = examples(500, 25)
+TestCluster.settings = examples(250, 25)
+TestAfterOutage = AfterOutage.TestCase
+TestAfterOutage.settings = examples(250, 20)

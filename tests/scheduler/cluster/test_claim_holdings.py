@@ -20,7 +20,7 @@ from tests.scheduler.claim_objects import (
     submit,
 )
 from tests.scheduler.cluster.objects import core_free, given_row, report
-from tests.scheduler.fake import Replica
+from tests.scheduler.fake import Replica, admitted_claims, claim_review
 
 Raw = dict[str, Any]
 
@@ -168,6 +168,19 @@ class TestReservation:
         for _ in range(4):
             assert core_free(replica) == [700, 1000]
             replica.deliver("resourceclaims", 1)
+
+    def test_call_with_an_older_claim_does_not_change_the_reservation(self, replica: Replica) -> None:
+        """The API server's cache is late: it calls with the claim as it was before its last allocation."""
+        submit(replica.api, claim())
+        old = replica.api.claim("c")
+        submit(replica.api, allocated(claim(), share("card-1")))
+        submit(replica.api, claim())
+        pending(replica)
+        reserved = replica.state.reservation("uid-c")
+        for node in ("n1", "n2"):
+            late = allocated(old, share("card-1", node=node))
+            assert admitted_claims(replica)(claim_review(late, old))["response"]["allowed"]
+        assert replica.state.reservation("uid-c") is reserved
 
     def test_reservation_is_refused_when_an_allocation_arrives_during_the_decision(self, replica: Replica) -> None:
         """It concerns another node than the decision, whose version does not change."""
