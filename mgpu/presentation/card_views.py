@@ -11,10 +11,11 @@ from typing import Any
 from mgpu.model.cards import GPU, Card, CardState
 from mgpu.model.isolation import NONE, STRONGEST_FIRST
 from mgpu.model.ledger import Holding, Ledger
+from mgpu.model.mig_devices import instances_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, Partitioning, slice_devices, unpartitioned_cards
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Stage
-from mgpu.model.slice_names import MIG, Slice, is_slice
+from mgpu.model.slice_names import MIG, MIG_CLAIMS, Slice, is_slice
 from mgpu.presentation.claim_views import holder_name
 from mgpu.version import AGENT_ANNOTATION, parse_agent_report
 
@@ -151,14 +152,25 @@ def view_nodes(ledger: Ledger, partitions: Mapping[str, NodePartitions] | None =
 
 
 def _node(ledger: Ledger, name: str, partitions: NodePartitions) -> NodeView:
-    held = _Held(ledger.holdings(name))
+    holdings = ledger.holdings(name)
+    held = _Held(holdings)
+    slices = _with_claimed_instances(partitions.slices, holdings)
     whole = _whole_cards(held, ledger.cards(name))
     indexes = {view.state.card.index for view in whole}
     gpus = (card for card in partitions.gpus if card.index not in indexes)
-    partitioned = (_partitioned_card(held, card, partitions.slices) for card in gpus)
+    partitioned = (_partitioned_card(held, card, slices) for card in gpus)
     others = _whole_cards(held, (s for s in ledger.others(name) if not is_slice(s.card.type)))
     cards = tuple(sorted((*whole, *partitioned), key=lambda view: view.state.card.index))
     return NodeView(name, cards, partitions.annotations, others, _plan_note(partitions.slices))
+
+
+def _with_claimed_instances(slices: NodeSlices, holdings: Sequence[Holding]) -> NodeSlices:
+    """Return the slices of a node on which claims get MIG instances: those that are held. Others do not exist."""
+    if slices.mode != MIG_CLAIMS:
+        return slices
+    devices = {device for holding in holdings for device in instances_of(holding.shares)}
+    existing = (Slice(device.card, device.instance.start, device.instance.profile) for device in sorted(devices))
+    return replace(slices, mode=MIG, existing=tuple(existing))
 
 
 class _Held:

@@ -18,10 +18,12 @@ from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.groups import Group, GroupCard
 from mgpu.model.ledger import Holding, Ledger, Share, missing_cards, unknown_shares
+from mgpu.model.mig_devices import offers_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, read_slices
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.pods import Node, Pod, read_node, read_pod
 from mgpu.model.resource_claims import DRA
+from mgpu.model.slice_names import MIG_CLAIMS
 from mgpu.presentation.card_views import NodePartitions, NodeView, list_allocatable, view_nodes, with_isolation
 from mgpu.presentation.claim_views import NO_CLAIMS, ClaimViews, holder_name
 from mgpu.presentation.mtgpupod_tables import MtgpuPods, MtgpuView, missing_card, occupying, read_mtgpupods
@@ -134,6 +136,11 @@ def describe_missing_cards(holding: Holding, cards: Iterable[Card]) -> str | Non
     names = "" if holding.dialect == NVIDIA_PLUGIN else ", ".join(missing_cards(holding.shares, cards))
     what = "allocation" if holding.dialect == DRA else "record"
     return f"its {what} names {names}, which {holding.node} does not have" if names else None
+
+
+def possible_instances(mode: str, gpus: Iterable[Card]) -> tuple[Card, ...]:
+    """Return the MIG instances that claims can have of the GPUs of a node with this partitioning mode."""
+    return tuple(offer.as_card() for gpu in gpus for offer in offers_of(gpu)) if mode == MIG_CLAIMS else ()
 
 
 def read_request(pod: Pod, settings: Settings) -> GpuRequest | BadObject | None:
@@ -323,7 +330,9 @@ class _Reader:
         self.unclear |= claims.unclear
         for holding in claims.holdings:
             self.ledger.hold(holding)
-            problem = describe_missing_cards(holding, self.ledger.nodes().get(holding.node, ()))
+            partitions = self.partitions.get(holding.node)
+            instances = possible_instances(partitions.slices.mode, partitions.gpus) if partitions else ()
+            problem = describe_missing_cards(holding, (*self.ledger.nodes().get(holding.node, ()), *instances))
             if problem:
                 self.unclear[f"ResourceClaim {holding.key}"] = problem
 

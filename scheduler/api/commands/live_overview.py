@@ -23,6 +23,7 @@ from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.pods import read_pod
+from mgpu.model.slice_names import MIG_CLAIMS
 from mgpu.presentation.answers import ClusterAnswer, encode_cluster, encode_node
 from mgpu.presentation.claim_views import ClaimViews, selects_our_devices, view_claims
 from mgpu.presentation.gang_views import GangView
@@ -34,6 +35,7 @@ from mgpu.presentation.overview import (
     Overview,
     describe_missing_cards,
     list_groups,
+    possible_instances,
 )
 from scheduler.api.page.page_data import view_of
 from scheduler.background import Pace
@@ -205,8 +207,11 @@ class LiveOverview:
         return view_claims(claims.items(), lambda name: selects_our_devices(claims.class_selectors(name)))
 
     def _unclear_claims(self, claims: ClaimViews) -> Iterator[tuple[str, str]]:
+        of_instances = frozenset(self._state.nodes_for_instances())
         for holding in claims.holdings:
-            problem = describe_missing_cards(holding, self._state.cards(holding.node))
+            gpus = self._state.gpus(holding.node) if holding.node in of_instances else ()
+            instances = possible_instances(MIG_CLAIMS, gpus)
+            problem = describe_missing_cards(holding, (*self._state.cards(holding.node), *instances))
             if problem:
                 yield f"ResourceClaim {holding.key}", problem
 
