@@ -85,7 +85,10 @@ def differences(expected: Mapping[str, str], environments: Mapping[str, Mapping[
 
 
 def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[int]]:
-    """Return the indexes of each container's GPUs. Raises BadObject if a share is on a card that does not exist."""
+    """Return the indexes of each container's GPUs. Raises BadObject if a share is on a card that does not exist.
+
+    A container that uses several requests of a ResourceClaim may have several shares of one card.
+    """
     found: dict[str, list[int]] = {}
     for share in (share for share in shares if share.type == GPU):
         card = next((card for card in cards if share.is_on(card)), None)
@@ -93,7 +96,7 @@ def _cards_of(shares: Sequence[Share], cards: Sequence[Card]) -> dict[str, list[
             problem = f"names card {share.card}, which does not exist"
             raise BadObject([Problem(f"record of {share.container}", problem)])
         found.setdefault(share.container, []).append(card.index)
-    return {container: sorted(indexes) for container, indexes in found.items()}
+    return {container: sorted(set(indexes)) for container, indexes in found.items()}
 
 
 def _slices_of(shares: Iterable[Share]) -> dict[str, list[Slice]]:

@@ -14,7 +14,7 @@ from typing import Any
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, Claim, requests_before_allocation
+from mgpu.model.resource_claims import DRA, Claim, DeviceRequest, requests_before_allocation
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import claim_names
 from scheduler.cluster.gpu_pods import GpuPod
@@ -32,7 +32,9 @@ class ClaimRequests:
         """Return the pod with the request of its open claims; None if it has none that mgpu's driver may serve.
 
         The containers of the request are named after claims and their requests. Of alternatives (`firstAvailable`) the
-        first one counts. Selectors are not considered: kube-scheduler has evaluated them for the nodes of its call.
+        least amounts count, because kube-scheduler may choose any of them: if the first one counted, a pod would wait
+        for it although another one fits. Selectors are not considered: kube-scheduler has evaluated them for the nodes
+        of its call.
         """
         names = claim_names(raw)
         if not names:
@@ -46,14 +48,27 @@ class ClaimRequests:
         return GpuPod(read_pod(raw), GpuRequest(DRA, containers, constraints=requests[0].constraints))
 
     def _requests(self, claim: Claim) -> Iterator[GpuRequest]:
-        request = requests_before_allocation(claim, self._first_of_each(claim))
-        if request.containers:
-            named = (replace(one, container=f"{claim.name}/{one.container}") for one in request.containers)
-            yield replace(request, containers=tuple(named))
-
-    def _first_of_each(self, claim: Claim) -> Sequence[str]:
-        first: dict[str, str] = {}
+        alternatives: dict[str, list[DeviceRequest]] = {}
         for request in claim.requests:
-            if self._decider.is_ours(request):
-                first.setdefault(request.name.partition("/")[0], request.name)
-        return tuple(first.values())
+            if self._decider.is_ours(request) and not request.admin:
+                alternatives.setdefault(request.name.partition("/")[0], []).append(request)
+        least = tuple(map(_least, alternatives.values()))
+        found = requests_before_allocation(replace(claim, requests=least), [request.name for request in least])
+        if found.containers:
+            named = (replace(one, container=f"{claim.name}/{one.container}") for one in found.containers)
+            yield replace(found, containers=tuple(named))
+
+
+def _least(alternatives: Sequence[DeviceRequest]) -> DeviceRequest:
+    """Return a request that every node passes on which one of the alternatives fits.
+
+    An amount that an alternative does not state is all of the card.
+    """
+    cores = [one.core for one in alternatives if one.core is not None]
+    memory = [one.memory for one in alternatives if one.memory is not None]
+    return replace(
+        alternatives[0],
+        count=min(max(1, one.count) for one in alternatives),
+        core=min(cores, default=None),
+        memory=min(memory, default=None),
+    )

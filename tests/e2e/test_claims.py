@@ -100,6 +100,19 @@ def test_a_selector_decides_the_card(claimed: Claimed) -> None:
     assert claimed.bench.pod("p").spec.node_name == "n1"
 
 
+def test_the_second_alternative_is_used_where_the_first_one_does_not_fit(claimed: Claimed) -> None:
+    for i in range(CARDS):
+        claimed.bench.create(share(f"fill-{i}", core=60, mib=10 << 10))
+        claimed.bench.exact(f"fill-{i}")
+    rows = [wanted("large", cores=80, memory="8Gi"), wanted("small", cores=20, memory="4Gi")]
+    alternatives = [{"name": row["name"], **row["exactly"]} for row in rows]
+    claimed.template("either", {"name": "gpu", "firstAvailable": alternatives})
+    claimed.pod("p", template="either")
+    assert len(claimed.exact("p")["c"]) == 1
+    (claim,) = claimed.of("p")
+    assert [(result.request, result.core) for result in claim.results] == [("gpu/small", 200)]
+
+
 def test_pods_that_share_a_claim_hold_it_once_until_the_last_one_ends(claimed: Claimed) -> None:
     claimed.create("common", wanted(cores=60, memory="8Gi"))
     for name in ("a", "b"):
