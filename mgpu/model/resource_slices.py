@@ -44,6 +44,7 @@ class Taint:
 UNHEALTHY = Taint("mgpu.io/unhealthy")
 CORDONED = Taint("mgpu.io/cordoned")
 PARTITIONED = Taint("mgpu.io/partitioned")
+IN_USE = Taint("mgpu.io/in-use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,14 @@ def attributes(card: Card) -> dict[str, Attribute]:
 
 
 def make_slice(
-    node: str, node_uid: str, cards: Sequence[PublishedCard], generation: int, annotations: Mapping[str, str]
+    node: str,
+    node_uid: str,
+    cards: Sequence[PublishedCard],
+    generation: int,
+    annotations: Mapping[str, str],
+    slices: int = 1,
 ) -> dict[str, Any]:
-    """Return the ResourceSlice of a node.
+    """Return the ResourceSlice of a node with the cards that claims can share.
 
     kube-scheduler takes the first device that fits, so the cards with the least free capacity come first. That agrees
     in most cases with the card that mgpu chooses, and so keeps kube-scheduler's own sums right.
@@ -97,24 +103,29 @@ def make_slice(
     Args:
         generation: the generation of the pool.
         annotations: the annotations of the object.
+        slices: the number of slices of the pool. The others have MIG instances (`mig_resource_slices`).
     """
     ordered = sorted(cards, key=lambda one: (one.core_free, one.memory_free, one.card.index))
+    pool = {"name": node, "generation": generation, "resourceSliceCount": slices}
+    content = {"devices": [_device(one) for one in ordered]}
+    return make_object(slice_name(node), node, node_uid, pool, content, annotations)
+
+
+def make_object(
+    name: str,
+    node: str,
+    node_uid: str,
+    pool: Mapping[str, Any],
+    content: Mapping[str, Any],
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a ResourceSlice with this pool and content, which the Node owns."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
     return {
         "apiVersion": API,
         "kind": "ResourceSlice",
-        "metadata": {
-            "name": slice_name(node),
-            "annotations": dict(annotations),
-            "ownerReferences": [
-                {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
-            ],
-        },
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": node,
-            "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
-            "devices": [_device(one) for one in ordered],
-        },
+        "metadata": {"name": name, "annotations": dict(annotations or {}), "ownerReferences": [owner]},
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": dict(pool), **content},
     }
 
 
@@ -124,18 +135,22 @@ def _device(one: PublishedCard) -> dict[str, Any]:
     device: dict[str, Any] = {
         "name": device_name(card.index),
         "allowMultipleAllocations": True,
-        "attributes": {name: _attribute(value) for name, value in attributes(card).items()},
+        "attributes": {name: attribute_value(value) for name, value in attributes(card).items()},
         "capacity": {
             CORES: _capacity(one.core_free // MILLI_PER_PERCENT, total_cores, _MIN_CORES, _CORE_STEP),
             MEMORY: _capacity(one.memory_free, card.memory, _MEBIBYTE, _MEBIBYTE),
         },
     }
     if one.taints:
-        device["taints"] = [
-            {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}
-            for taint in one.taints
-        ]
+        device["taints"] = taint_rows(one.taints)
     return device
+
+
+def taint_rows(taints: Sequence[Taint]) -> list[dict[str, str]]:
+    return [
+        {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}
+        for taint in taints
+    ]
 
 
 def _capacity(free: int, total: int, least: int, step: int) -> dict[str, Any]:
@@ -157,7 +172,8 @@ def _quantity(amount: int, step: int) -> str:
     return quantity_of_bytes(amount) if step == _MEBIBYTE else str(amount)
 
 
-def _attribute(value: Attribute) -> dict[str, Attribute]:
+def attribute_value(value: Attribute) -> dict[str, Attribute]:
+    """Return an attribute as the API has it."""
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": value[:64]}

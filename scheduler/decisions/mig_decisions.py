@@ -116,7 +116,7 @@ class InstanceDecider:
         excluded = self._selectors.excluded_instances((*of_class, *request.selectors), offers)
         if isinstance(excluded, Unsupported):
             return own
-        found = frozenset(offer.device for offer in offers) - excluded.keys()
+        found = frozenset(offer.device for offer in offers if offer.device not in excluded)
         # The annotations of the claim limit its cards, which kube-scheduler does not know.
         kept = frozenset(one for one in own if any(offer.device == one for offer in offers))
         return found | kept

@@ -82,14 +82,14 @@ class _Search:
 
     Attributes:
         order: the positions of the results in the order in which they get instances.
-        kinds: for each result, a value that is equal for results that may get the same instances by the same rules.
+        kinds: for each result, a number that is equal for results that may get the same instances by the same rules.
         failed: the sets of instances with which the remaining results have no places.
     """
 
     wanted: Sequence[WantedInstance]
     rules: Sequence[InstanceRule]
     order: Sequence[int]
-    kinds: Sequence[Hashable]
+    kinds: Sequence[int]
     failed: set[Hashable] = field(default_factory=set)
     steps: int = 0
 
@@ -132,7 +132,7 @@ def place_instances(
     smallest = [min((sizes.get(device, 0) for device in one.allowed), default=0) for one in wanted]
     order = sorted(range(len(wanted)), key=lambda at: (-smallest[at], len(wanted[at].allowed), at))
     kinds = [(one.allowed, tuple(at in rule.concerned for rule in rules)) for at, one in enumerate(wanted)]
-    search = _Search(wanted, rules, order, kinds)
+    search = _Search(wanted, rules, order, [kinds.index(kind) for kind in kinds])
     found = search.solve(0, states, {})
     if found is None:
         return InstancePlacement(None, proven=not search.is_exhausted)
