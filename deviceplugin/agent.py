@@ -9,7 +9,6 @@ makes all subscriptions. A part refers only to parts that were created before it
 import asyncio
 import logging
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from deviceplugin.advertised_resources import AdvertisedResources
@@ -18,11 +17,7 @@ from deviceplugin.cards import CardSource
 from deviceplugin.changes import Change
 from deviceplugin.delivery.exchange import RecordExchange
 from deviceplugin.delivery.visibility import make_exposure, read_toolkit
-from deviceplugin.dra.claim_driver import ClaimDriver, DriverParts
 from deviceplugin.dra.claim_limits import ClaimLimits
-from deviceplugin.dra.claim_preparation import Surroundings
-from deviceplugin.dra.prepared_claims import plugin_folder
-from deviceplugin.dra.slice_publisher import SliceRemoval
 from deviceplugin.event_loop import HANGING_SECONDS, UNRESPONSIVE_SECONDS, Heartbeat
 from deviceplugin.handover.node_ownership import NodeOwnership, Outcome, Phase
 from deviceplugin.inventory.node_objects import NodeObjects
@@ -38,6 +33,7 @@ from deviceplugin.isolation.resizing import REASON as RESIZE_REFUSED
 from deviceplugin.isolation.resizing import Resizer
 from deviceplugin.metrics import CardHoldings
 from deviceplugin.mig.mig_driver import MigDriver
+from deviceplugin.node_claims import make_claim_driver, make_slice_removal
 from deviceplugin.node_state import NodeState
 from deviceplugin.partitioning.partition_worker import PartitionInputs
 from deviceplugin.partitioning.service import PartitionService
@@ -109,8 +105,8 @@ class Agent:
         self._resizer = self._make_resizer()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
-        self._removal: SliceRemoval | None = None
-        self._claims = self._make_claims(api)
+        self._claims = make_claim_driver(state, api, self._isolation, self._context.lingering)
+        self._removal = make_slice_removal(state, api)
         self._slices = self._make_slices(api, driver)
         self._limits = LimitsFiles(
             self._own.limits_dir,
@@ -150,37 +146,6 @@ class Agent:
             state.cards,
             self._warn_of_limits,
         )
-
-    def _make_claims(self, api: Api) -> ClaimDriver | None:
-        """Create the driver for ResourceClaims, if it is enabled."""
-        state = self._state
-        if not state.settings.dra.enabled:
-            if plugin_folder(Path(self._own.kubelet_dir)).exists():
-                self._removal = SliceRemoval(api, state.node)
-            return None
-        surroundings = Surroundings(
-            state.node,
-            state.devices,
-            state.pods,
-            state.grants,
-            state.whole_cards,
-            state.remnants,
-            state.claim_users,
-            state.pods_changed,
-            lambda: state.remnants.is_resumed,
-            self._isolation,
-            make_exposure(self._own),
-            self._context.lingering,
-        )
-        parts = DriverParts(
-            surroundings,
-            state.pod_holdings,
-            state.cards_changed,
-            state.runtime,
-            lambda: state.objects.node["metadata"]["uid"] if state.objects.node else None,
-            partial(state.events.warn_node, reason="MgpuDra"),
-        )
-        return ClaimDriver(api, state.claims, Path(self._own.kubelet_dir), parts)
 
     def _make_resizer(self) -> Resizer:
         state = self._state

@@ -64,14 +64,14 @@ class ClaimService:
         cards: Callable[[], Sequence[Card]],
         cards_changed: Wakeup,
         successor: Callable[[], Path | None] = lambda: None,
-        wait_seconds: float = WAIT_SECONDS,
+        wait_seconds: float | None = None,
     ) -> None:
         self._node = node
         self._preparation = preparation
         self._cards = cards
         self._cards_changed = cards_changed
         self._successor = successor
-        self._wait_seconds = wait_seconds
+        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
         self._handed_over = False
         self._ended = False
         self._calls: dict[asyncio.Task[Any], str] = {}

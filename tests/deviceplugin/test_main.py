@@ -43,6 +43,8 @@ def test_help_has_examples() -> None:
         (["--kubelet-dir", "/" + "x" * 100], "is too long for a unix socket"),
         (["--config", "open.yaml"], "deviceplugin.mpsControl: must be a command, not 'a \"b'"),
         (["--config", "off.yaml"], "dialects: none is enabled: there is no resource to serve"),
+        (["--whole-cards", "dra"], "deviceplugin.wholeCards: must not be dra unless dra.enabled is true"),
+        (["--config", "dra.yaml", "--no-cdi"], "dra.enabled: needs a container runtime with CDI"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(
@@ -55,6 +57,7 @@ def test_invalid_input_is_one_line_and_exit_code_2(
     (tmp_path / "unknown.yaml").write_text("deviceplugin: {colour: red}")
     off = ", ".join(f"{name}: {{enabled: false}}" for name in ("mgpu", "gpushare", "koordinator", "slices"))
     (tmp_path / "off.yaml").write_text(f"dialects: {{{off}}}")
+    (tmp_path / "dra.yaml").write_text("dra: {enabled: true}")
     result = CliRunner().invoke(main, ["deviceplugin", *arguments])
     assert result.exit_code == 2, result.output
     assert message in result.output

@@ -119,6 +119,17 @@ def test_restarted_agent_recognizes_its_own_ids(place: Place) -> None:
     assert place.look()[0] == "mgpu"
 
 
+def test_claims_serve_whole_cards_if_the_setting_says_so(tmp_path: Path) -> None:
+    place = Place(tmp_path, "dra")
+    place.capacity = 0
+    assert place.look()[0] == "dra"
+    assert "ResourceClaims" in (place.whole.not_served_reason() or "")
+    assert place.whole.reason is None
+    (tmp_path / "nvidia-gpu.sock").touch()
+    assert place.look()[0] == "dra"
+    assert place.whole.reason == "its socket nvidia-gpu.sock exists"
+
+
 @pytest.mark.parametrize("setting", ["auto", "mgpu"])
 @pytest.mark.parametrize("sign", ["socket", "devices", "a pod", "capacity"])
 def test_signs_of_nvidias_plugin_make_it_the_server(tmp_path: Path, setting: str, sign: str) -> None:

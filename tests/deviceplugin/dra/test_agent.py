@@ -5,11 +5,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from deviceplugin.agent import Agent
 from mgpu.model.resource_claims import SLICES, claim_path
 from mgpu.model.resource_slices import WAKE, slice_name
 from tests.deviceplugin.dra.claims import allocation, claim_pod, request, result
 from tests.deviceplugin.node import PODS, Node
+from tests.deviceplugin.partitioning.rig import places
+from tests.deviceplugin.partitioning.test_agent import label, made, plan
 from tests.deviceplugin.records import decided
 from tests.waiting import until
 
@@ -223,3 +227,41 @@ def test_whole_cards_are_left_to_claims(node: Node) -> None:
     with dra(node, wholeCards="dra"):
         until(lambda: node.api.get("/api/v1/nodes/n1")["metadata"]["labels"].get("mgpu.io/whole-cards") == "dra")
         assert node.kubelet.devices.capacity()[1].get("nvidia.com/gpu", 0) == 0
+
+
+def test_card_of_a_claim_is_not_partitioned_until_the_claim_is_unprepared(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}])
+    with dra(node):
+        deploy(node, "p")
+        node.runs("p")
+        label(node, "mig")
+        taints = until(lambda: devices(node)["card-0"].get("taints"))
+        assert [taint["key"] for taint in taints] == ["mgpu.io/partitioned"]
+        assert free(node, "card-0") == ("0", "0")
+        plan(node, 1, *places("2g.20gb@0"))
+        time.sleep(0.5)
+        assert not made(node)
+        node.api.delete(f"{PODS}/p")
+        until(lambda: made(node))
+
+
+def test_claim_is_not_prepared_on_a_card_that_is_reserved_for_slices(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deviceplugin.dra.claim_service.WAIT_SECONDS", 0.5)
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}])
+    with dra(node):
+        label(node, "mig")
+        until(lambda: devices(node)["card-0"].get("taints"))
+        deploy(node, "p")
+        events = until(
+            lambda: [e for e in node.api.list("/api/v1/events")[0] if "is partitioned, or will be" in e["message"]]
+        )
+        assert events[0]["involvedObject"]["name"] == "p"
+
+
+def test_agent_is_not_ready_while_the_kubelet_does_not_register_the_driver(node: Node) -> None:
+    with dra(node) as agent:
+        assert agent._claims is not None
+        agent._claims._registration.problem = "the kubelet does not register the DRA plugin: no handler"
+        assert "no handler" in (agent.not_ready_reason() or "")
