@@ -213,8 +213,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=numbers, which=st.integers(0, 9), node=nodes, first=st.integers(0, 2))
     def the_webhook_is_called_for_an_outdated_claim(self, number: int, which: int, node: str, first: int) -> None:
-        """The cache of an API server is late. It calls again with the present claim, or refuses the write."""
-        name = self.pick(number, lambda _: True)
+        """The cache of an API server is late. It calls again with the present claim, or refuses the write.
+
+        Nobody writes other cards while a write is in flight. As for bindings, the last decision would count.
+        """
+        name = self.pick(number, lambda one: one.uid not in self.in_flight)
         if name is None:
             return
         uid = self.api.claim(name)["metadata"]["uid"]
