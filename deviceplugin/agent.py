@@ -99,6 +99,7 @@ class Agent:
         self._heartbeat = Heartbeat()
         self._ownership = NodeOwnership(state.plugin_folder, state.node)
         self._records = RecordWriter(api, state.pods)
+        self._claim_limits = ClaimLimits(state.claims, state.claim_users, state.devices.gpus)
         self._mps = self._make_mps()
         self._isolation = self._make_isolation(limits)
         self._usage = self._make_usage(usage_source) if usage_source and self._own.usage_seconds else None
@@ -134,9 +135,10 @@ class Agent:
         found: list[Backend] = [self._mps, make_hami_core(self._own, cards, self._warn_of_limits)]
         if limits is not None:
             events = DriverEvents(self._warn_of_limits, unlimited)
-            of_claims = ClaimLimits(state.claims, state.claim_users, state.devices.gpus)
             changed = state.pods_changed
-            parts = NodeParts(runtime, pods, cards, changed, self._is_driver_chosen, of_claims, state.claim_users.uids)
+            parts = NodeParts(
+                runtime, pods, cards, changed, self._is_driver_chosen, self._claim_limits, state.claim_users.uids
+            )
             found.append(make_driver(self._own, limits, parts, events))
         return Isolation(
             {backend.name: backend for backend in found},
@@ -424,7 +426,7 @@ class Agent:
     def _node_shares(self) -> NodeShares:
         state = self._state
         gpus, devices, held = state.card_holdings()
-        return NodeShares(gpus, devices, held, state.pods.all(), state.pods.limited_pods())
+        return NodeShares(gpus, devices, held, state.pods.all(), state.pods.limited_pods(), self._claim_limits.uses())
 
     def _warn_of_use(self, use: ContainerUse, problem: str) -> None:
         # Another component may hold the Pods of MtgpuPods, which are no GPU pods, by the files of limits.

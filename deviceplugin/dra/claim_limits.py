@@ -1,13 +1,14 @@
-"""Finds out to what the containers of pods with claims are limited, for the back end that limits running containers."""
+"""Finds out what the containers of pods with claims hold, for the parts that limit and measure running containers."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from deviceplugin.dra.claim_records import ClaimRecord
+from deviceplugin.dra.claim_records import ClaimRecord, PreparedDevice
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
 from deviceplugin.dra.claim_views import WHOLE_CLAIM
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.isolation.backend import Key
 from deviceplugin.isolation.limits import CardLimit
+from deviceplugin.usage.container_use import ContainerUse
 from mgpu.model.cards import Card
 
 
@@ -42,6 +43,35 @@ class ClaimLimits:
                 view = reference.request or _whole_view(record)
                 rows.append(((record.uid, view), tuple(self._limits(record, reference.request))))
         return tuple(rows)
+
+    def uses(self) -> tuple[ContainerUse, ...]:
+        """Return a row without use for each container of a claim's pods and each card that it sees."""
+        return tuple(use for uid in sorted(self._users.uids()) for use in self._uses(uid))
+
+    def _uses(self, uid: str) -> Iterator[ContainerUse]:
+        pod = self._users.get(uid)
+        if pod is None or pod.ended:
+            return
+        for container in sorted(pod.references):
+            memory: dict[Card, int] = {}
+            for device, card in self._devices(pod, container):
+                memory[card] = memory.get(card, 0) + device.memory
+            for card, held in memory.items():
+                whole = held >= card.memory
+                yield ContainerUse(uid, pod.namespace, pod.name, container, card, limit=held or None, whole=whole)
+
+    def _devices(self, pod: ClaimPod, container: str) -> Iterator[tuple[PreparedDevice, Card]]:
+        """Yield the devices that a container sees, each once."""
+        cards = {card.uuid: card for card in self._gpus()}
+        seen = set()
+        for reference in pod.references.get(container, ()):
+            record = self._claims.named(pod.namespace, reference.claim)
+            for device in record.devices if record is not None else ():
+                place = reference.claim, device.allocated
+                is_seen = device.is_result and reference.request in ("", device.request)
+                if is_seen and place not in seen and device.card in cards:
+                    seen.add(place)
+                    yield device, cards[device.card]
 
     def _limits(self, record: ClaimRecord, request: str) -> Iterator[CardLimit]:
         """Yield the limits of a view. Whole cards have none."""

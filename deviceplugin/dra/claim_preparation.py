@@ -227,8 +227,10 @@ class ClaimPreparation:
     def _users(self, claim: Claim) -> tuple[ClaimPod, ...]:
         """Return the pods that may use the claim and are on this node. There is at least one."""
         allowed = {consumer.uid for consumer in claim.consumers}
+        is_of_pods = all(consumer.resource == "pods" for consumer in claim.consumers)
         users = self._around.users.users_of(claim.namespace, claim.name)
-        found = tuple(user for user in users if user.uid in allowed)
+        # A claim can also be reserved for a group of pods, of which the kubelet checks the members.
+        found = tuple(user for user in users if user.uid in allowed or not is_of_pods)
         if not found:
             raise _NotYet(f"{claim.key}: the API server has not delivered a pod that uses the claim yet")
         return found

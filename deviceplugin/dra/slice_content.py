@@ -1,4 +1,4 @@
-"""Computes the content of a node's ResourceSlice, and compares it with what the API server has. The functions are pure.
+"""Computes the content of a node's ResourceSlices, and compares it with what the API server has. The functions are pure.
 
 The API server writes quantities in another form, and adds fields such as the time of a taint. Such differences do not
 count. If it does not know a field, because a feature gate is disabled, it drops the field.
@@ -45,20 +45,27 @@ def _published(card: Card, state: CardState | None) -> PublishedCard:
 
 
 def desired_slice(node: str, node_uid: str, cards: Sequence[PublishedCard], present: Raw | None) -> Raw:
-    """Return the slice that the node should have. Annotations and labels of the present one stay.
+    """Return the slice that a node without MIG instances for claims should have.
 
     A pool of one slice needs no new generation when the content changes.
     """
-    before = present or {}
-    meta = table_at(before, "metadata")
-    generation = table_at(before, "spec", "pool").get("generation")
-    kept = generation if isinstance(generation, int) and generation > 0 else 1
-    made = make_slice(node, node_uid, cards, kept, table_at(meta, "annotations"))
-    if present is not None:
-        own = {key: made["metadata"][key] for key in ("name", "annotations", "ownerReferences")}
-        made["metadata"] = {**meta, **own}
-        _keep_times(made["spec"]["devices"], _devices(before))
-    return made
+    return with_metadata_of(present, make_slice(node, node_uid, cards, generation_of(present) or 1, {}))
+
+
+def generation_of(present: Mapping[str, Any] | None) -> int:
+    """Return the generation of the pool in a slice; 0 if there is none."""
+    generation = table_at(present or {}, "spec", "pool").get("generation")
+    return generation if isinstance(generation, int) and generation > 0 else 0
+
+
+def with_metadata_of(present: Raw | None, made: Raw) -> Raw:
+    """Return a new version of a slice. Annotations and labels of the present one stay."""
+    if present is None:
+        return made
+    meta = table_at(present, "metadata")
+    own = {key: made["metadata"][key] for key in ("name", "ownerReferences")}
+    _keep_times(made["spec"].get("devices", ()), _devices(present))
+    return {**made, "metadata": {**meta, "annotations": dict(table_at(meta, "annotations")), **own}}
 
 
 def _keep_times(devices: Sequence[Raw], before: Mapping[str, Raw]) -> None:
@@ -86,10 +93,13 @@ def difference(stored: Raw, desired: Raw) -> str | None:
     for key in ("driver", "nodeName", "pool"):
         if now.get(key) != wanted[key]:
             return f"spec.{key}"
+    if _counter_sets(now) != _counter_sets(wanted):
+        return "the counters"
     before = _devices(stored)
-    if [*before] != [device["name"] for device in wanted["devices"]]:
+    devices = wanted.get("devices", ())
+    if [*before] != [device["name"] for device in devices]:
         return "the devices or their order"
-    for device in wanted["devices"]:
+    for device in devices:
         if _canonical(before[device["name"]]) != _canonical(device):
             return f"device {device['name']}"
     return None
@@ -98,9 +108,10 @@ def difference(stored: Raw, desired: Raw) -> str | None:
 def lost_fields(stored: Raw, desired: Raw) -> tuple[str, ...]:
     """Return the fields of devices that the API server has dropped, each once."""
     before = _devices(stored)
-    found = dict.fromkeys(
-        name for device in desired["spec"]["devices"] for name in _lost(before.get(device["name"], {}), device)
-    )
+    devices = desired["spec"].get("devices", ())
+    found = dict.fromkeys(name for device in devices for name in _lost(before.get(device["name"], {}), device))
+    if desired["spec"].get("sharedCounters") and not table_at(stored, "spec").get("sharedCounters"):
+        found["sharedCounters"] = None
     return tuple(found)
 
 
@@ -110,8 +121,9 @@ def _lost(stored: Raw, device: Raw) -> Iterator[str]:
     for name, wanted in device["capacity"].items():
         if "requestPolicy" in wanted and "requestPolicy" not in table_at(stored, "capacity", name):
             yield "requestPolicy"
-    if device.get("taints") and not stored.get("taints"):
-        yield "taints"
+    for name in ("taints", "consumesCounters"):
+        if device.get(name) and not stored.get(name):
+            yield name
 
 
 def _devices(raw: Mapping[str, Any]) -> dict[str, Raw]:
@@ -126,7 +138,16 @@ def _canonical(device: Raw) -> tuple[Any, ...]:
         device.get("attributes") or {},
         {name: _canonical_capacity(amount) for name, amount in capacity.items()},
         sorted(_taint(row) for row in device.get("taints") or ()),
+        {row["counterSet"]: _counters(row) for row in device.get("consumesCounters") or ()},
     )
+
+
+def _counter_sets(spec: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    return {row["name"]: _counters(row) for row in spec.get("sharedCounters") or ()}
+
+
+def _counters(row: Mapping[str, Any]) -> dict[str, object]:
+    return {name: _parsed(counter.get("value")) for name, counter in table_at(row, "counters").items()}
 
 
 def _canonical_capacity(amount: Mapping[str, Any]) -> tuple[Any, ...]:

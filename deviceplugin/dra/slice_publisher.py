@@ -1,9 +1,12 @@
-"""Publishes the cards of the node in its ResourceSlice, and keeps the slice up to date.
+"""Publishes the cards of the node in its ResourceSlices, and keeps the slices up to date.
 
 kube-scheduler allocates claims from the slice. The capacity of a card is what pods without claims leave free;
 kube-scheduler itself subtracts what claims hold. Every write makes kube-scheduler evaluate waiting pods again, so
 changes are collected, and a slice is written only if its content differs. The kubelet deletes the slices of its node
 whenever it starts, and 30 s after it has lost the driver, so the slices are watched.
+
+Most nodes have one slice. Where claims get MIG instances, there are several (`pool_content`). They are written one
+after the other, and slices that do not belong to the pool are deleted first.
 
 `slice_content` compares slices. Other clients may change annotations (`resource_slices.WAKE`), which stay.
 """
@@ -15,12 +18,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from deviceplugin.dra.slice_content import desired_slice, difference, is_ours, lost_fields
+from deviceplugin.dra.pool_content import PoolOffer, desired_pool
+from deviceplugin.dra.slice_content import difference, is_ours, lost_fields
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
 from mgpu.model.resource_claims import API, DRIVER, SLICES
-from mgpu.model.resource_slices import PublishedCard, slice_name
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +57,18 @@ class _Outcome(NamedTuple):
 
 
 class SlicePublisher:
-    """A thread that writes the ResourceSlice, from `start` to `stop`. Call `update` whenever cards may have changed.
+    """A thread that writes the ResourceSlices, from `start` to `stop`. Call `update` whenever cards may have changed.
 
-    The slice stays when the thread ends, since the next agent continues with it.
+    The slices stay when the thread ends, since the next agent continues with them.
 
     Args:
-        cards: A function that returns what to publish. It raises RetryLater while something is not known yet.
+        offer: A function that returns what to publish. It raises RetryLater while something is not known yet.
         node_uid: A function that returns the UID of the Node, or None if it has not been read yet.
         warn: A function that reports a new problem.
 
     Attributes:
-        problem: The reason why the API server does not have the present slice; None if it has.
-        published: Whether the API server has had a complete slice at least once.
+        problem: The reason why the API server does not have the present slices; None if it has.
+        published: Whether the API server has had the complete slices at least once.
         writes: The number of writes.
     """
 
@@ -73,7 +76,7 @@ class SlicePublisher:
         self,
         api: Api,
         node: str,
-        cards: Callable[[], tuple[PublishedCard, ...]],
+        offer: Callable[[], PoolOffer],
         node_uid: Callable[[], str | None],
         warn: Callable[[str], None],
         *,
@@ -82,14 +85,14 @@ class SlicePublisher:
     ) -> None:
         self._api = api
         self._node = node
-        self._cards = cards
+        self._offer = offer
         self._node_uid = node_uid
         self._warn = warn
         self._collect_seconds = collect_seconds
         self._least_interval = least_interval
         self._lock = threading.Lock()
         self._slices: dict[str, Raw] = {}
-        self._is_supported = False
+        self._supported: frozenset[str] = frozenset()  # The names of the slices that the API server can store.
         self._wake = threading.Event()
         self._stop = threading.Event()
         query = {"fieldSelector": f"spec.nodeName={node}"}
@@ -144,7 +147,7 @@ class SlicePublisher:
         except RetryLater as error:
             return _Outcome(str(error), is_local=True)
         except UnsupportedServer as error:
-            self._is_supported = False
+            self._supported = frozenset()
             return _Outcome(str(error), needs_administrator=True)
         except Unreachable as error:
             return _Outcome(f"API server: {error}")
@@ -162,17 +165,19 @@ class SlicePublisher:
         uid = self._node_uid()
         if uid is None:
             raise RetryLater("the Node has not been read yet")
-        cards = self._cards()
-        for name in self._others():
-            self._delete(name)
+        offer = self._offer()
         present = self._present()
-        desired = desired_slice(self._node, uid, cards, present)
-        if present is not None and self._is_supported and difference(present, desired) is None:
-            return
-        if not self._is_supported:
-            self._check_support(present, desired)
-        if present is None or difference(present, desired) is not None:
-            self._write(present, desired)
+        desired = {one["metadata"]["name"]: one for one in desired_pool(self._node, uid, offer, present)}
+        for name in sorted(present.keys() - desired.keys()):
+            self._delete(name)
+        for name, one in desired.items():
+            if name not in self._supported:
+                self._check_support(present.get(name), one)
+        self._supported = self._supported.union(desired)
+        for name, one in desired.items():
+            before = present.get(name)
+            if before is None or difference(before, one) is not None:
+                self._write(before, one)
 
     def _check_support(self, present: Raw | None, desired: Raw) -> None:
         """Raise UnsupportedServer if the API server would drop fields, because its feature gates are disabled.
@@ -183,9 +188,9 @@ class SlicePublisher:
         if lost:
             raise UnsupportedServer(
                 f"the API server drops {', '.join(lost)} of ResourceSlices; claims for shares need Kubernetes 1.36, or "
-                "1.34 with the feature gates DRAConsumableCapacity and DRADeviceTaints"
+                "1.34 with the feature gates DRAConsumableCapacity and DRADeviceTaints; claims for MIG instances need "
+                "Kubernetes 1.36"
             )
-        self._is_supported = True
 
     def _write(self, present: Raw | None, desired: Raw) -> None:
         answer = self._send(present, desired, dry_run=False)
@@ -194,27 +199,24 @@ class SlicePublisher:
         if reason := difference(answer, desired):
             # The next round would find the same difference, so it must not follow at once.
             raise UnsupportedServer(f"the API server stores another ResourceSlice than was written: {reason}")
-        log.info("ResourceSlice written", extra={"devices": len(desired["spec"]["devices"])})
+        extra = {"slice": desired["metadata"]["name"], "devices": len(desired["spec"].get("devices", ()))}
+        log.info("ResourceSlice written", extra=extra)
 
     def _send(self, present: Raw | None, desired: Raw, *, dry_run: bool) -> Raw:
         query = {"dryRun": "All"} if dry_run else {}
         if present is None:
             return self._api.create(SLICES, desired, **query)
         try:
-            return self._api.replace(f"{SLICES}/{quote(slice_name(self._node))}", desired, **query)
+            return self._api.replace(f"{SLICES}/{quote(desired['metadata']['name'])}", desired, **query)
         except ApiError as error:
             if error.status in (_CONFLICT, _MISSING):
                 raise RetryLater(f"the ResourceSlice has changed: {error}") from error
             raise
 
-    def _present(self) -> Raw | None:
+    def _present(self) -> dict[str, Raw]:
+        """Return the slices of the driver on this node, by name. Those that the pool does not need would spoil it."""
         with self._lock:
-            return self._slices.get(slice_name(self._node))
-
-    def _others(self) -> list[str]:
-        """Return the names of slices of the driver that this agent does not write. They would spoil the pool."""
-        with self._lock:
-            return sorted(name for name in self._slices if name != slice_name(self._node))
+            return dict(self._slices)
 
     def _delete(self, name: str) -> None:
         try:
@@ -244,7 +246,7 @@ class SlicePublisher:
 
 
 class SliceRemoval:
-    """A thread that deletes the slice of a node whose agent does not serve claims any more, until it has succeeded."""
+    """A thread that deletes the slices of a node whose agent does not serve claims any more, until it has succeeded."""
 
     def __init__(self, api: Api, node: str) -> None:
         self._api = api
@@ -266,11 +268,11 @@ class SliceRemoval:
             self._stop.wait(_LONGEST_PAUSE)
 
     def _remove(self) -> bool:
-        path = f"{SLICES}/{quote(slice_name(self._node))}"
         try:
-            if is_ours(self._api.get(path), self._node):
-                self._api.delete(path)
-                log.info("ResourceSlice deleted, since dra.enabled is false", extra={"node": self._node})
+            found, _ = self._api.list(SLICES, fieldSelector=f"spec.nodeName={self._node}")
+            for name in sorted(raw["metadata"]["name"] for raw in found if is_ours(raw, self._node)):
+                self._api.delete(f"{SLICES}/{quote(name)}")
+                log.info("ResourceSlice deleted, since dra.enabled is false", extra={"slice": name})
         except (ApiError, Unreachable) as error:
             if not (isinstance(error, ApiError) and error.status == _MISSING):
                 log.warning("the ResourceSlice of a node without DRA is not deleted: %s", error)

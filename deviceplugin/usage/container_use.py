@@ -97,6 +97,7 @@ class NodeShares:
         held: The holdings of pods that run.
         pods: The pods that request GPUs.
         limited: The Pods of MtgpuPods.
+        by_claims: What containers hold by ResourceClaims: a row without use for each container and card.
     """
 
     gpus: Sequence[Card]
@@ -104,6 +105,7 @@ class NodeShares:
     held: Sequence[Holding]
     pods: Sequence[GpuPod]
     limited: Sequence[LimitedPod] = ()
+    by_claims: Sequence[ContainerUse] = ()
 
 
 @dataclass
@@ -139,7 +141,7 @@ def combine(
         names: The names of running containers.
     """
     by_card = {reading.card: reading for reading in readings}
-    rows = {(row.key, row.card.uuid): row for row in _held_rows(shares)}
+    rows = {(row.key, row.card.uuid): row for row in (*shares.by_claims, *_held_rows(shares))}
     sums: dict[str, _OfCard] = {}
     for card in shares.gpus:
         reading = by_card.get(card.uuid)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from deviceplugin.delivery.cdi import Edits
 from deviceplugin.dra.claim_limits import ClaimLimits
 from deviceplugin.isolation.backend import Ability
 from deviceplugin.isolation.isolation import Isolation, Policy
@@ -133,8 +132,15 @@ def test_limits_of_running_containers_come_from_what_they_reference(folder: Path
     assert limits.limits_of("uid-q", "c") == ()
 
 
-def test_edits_of_a_view_take_precedence() -> None:
-    assert (Edits({"A": "1"}) | Edits({"A": "2"})).env == {"A": "2"}
+def test_use_of_a_container_is_compared_with_what_it_sees_of_its_claims(folder: Path) -> None:
+    node = ClaimNode(folder)
+    raw = claim("a", request("x", 10, "1Gi"), request("y", None, None), cards=[0, 1])
+    offered(node, raw, claim_pod("p", using("c", "a/x"), using("d", "a"), using("plain")))
+    node.prepare()
+    found = ClaimLimits(node.claims, node.users, node.gpus).uses()
+    rows = [(use.container, use.card.index, use.limit, use.whole) for use in found]
+    assert rows == [("c", 0, GIB, False), ("d", 0, GIB, False), ("d", 1, 80 * GIB, True)]
+    assert {(use.uid, use.namespace, use.pod) for use in found} == {("uid-p", "default", "p")}
 
 
 @pytest.fixture

@@ -247,6 +247,13 @@ def test_claim_waits_for_a_pod_that_uses_it(node: ClaimNode) -> None:
     node.prepare(meanwhile=lambda: node.take(claim_pod()))
 
 
+def test_claim_of_a_group_of_pods_is_prepared_for_the_pod_that_uses_it(node: ClaimNode) -> None:
+    raw = claim()
+    raw["status"]["reservedFor"] = [{"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "g"}]
+    offered(node, raw)
+    node.prepare()
+
+
 # Interleavings with the scheduler process, which replaces allocations of claims that are not prepared
 
 
