@@ -17,9 +17,9 @@ from mgpu.model.pods import Pod, read_pod
 from mgpu.presentation.card_views import percent
 from mgpu.presentation.mtgpupod_tables import by_container, missing_card, read_mtgpupods
 from mgpu.settings import Settings
+from playground.simulate.documents import Raw
 from playground.simulate.outcomes import Outcome
 from playground.simulate.simulated_cluster import SimulatedCluster
-from playground.simulate.world import Raw
 from scheduler.cluster.gpuids import GpuidLimit, UsedGpuids
 from scheduler.engine import nvidia_plugin
 from scheduler.mtgpupods.mtgpupod_status import DesiredMtgpuPod

@@ -21,7 +21,7 @@ from mgpu.model.pods import Pod
 from mgpu.model.slice_names import RESOURCE_PREFIX, is_slice, place_of, slice_of_resource
 from mgpu.presentation.card_views import NodeView, nodes_json, percent
 from mgpu.settings import Settings
-from playground.simulate.world import Raw
+from playground.simulate.documents import Raw
 
 
 @dataclass(slots=True)
@@ -30,7 +30,8 @@ class Outcome:
 
     Attributes:
         pod: The pod or the MtgpuPod.
-        dialect: The name of the vocabulary in which the pod requests GPUs, or None if it requests none.
+        dialect: The name of the vocabulary in which the pod requests GPUs, `dra` if it uses ResourceClaims, or None if
+            it requests none.
         denied: The problems for which the pod was denied at admission.
         patch: The JSON patch of the admission webhook.
         node: The name of the node, or "" for a denied or pending pod.
@@ -38,6 +39,7 @@ class Outcome:
         scores: The scores, from 0 to 10, of the nodes that the pod fits.
         annotations: The annotations that the placement adds to the pod.
         containers: The devices and the environment of each container (`Delivery.containers`).
+        claims: The ResourceClaims of the pod (`simulated_claims.claim_rows`).
         kind: `MtgpuPod`, or "" for a Pod.
         phase: The phase in the status of an MtgpuPod, or "" for a Pod.
         reason: The reason in the status of an MtgpuPod, or "" for a Pod.
@@ -52,6 +54,7 @@ class Outcome:
     scores: dict[str, int] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
+    claims: list[Raw] = field(default_factory=list)
     kind: str = ""
     phase: str = ""
     reason: str = ""
@@ -88,6 +91,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
         "rejections": outcome.rejections,
         "scores": outcome.scores if outcome.node else {},
         "annotations": outcome.annotations,
+        **({"claims": outcome.claims} if outcome.claims else {}),
         "containers": outcome.containers,
     }
 

@@ -4,8 +4,8 @@ Each step calls the same function as mgpu's webhook, scheduler or node agent, so
 cluster. `playground.fit` replaces the filters of kube-scheduler. `simulate_command` calls `simulate`.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import jsonpatch
 
@@ -19,18 +19,25 @@ from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
 from mgpu.model.quantities import QuantityError
+from mgpu.model.resource_claims import DRA
 from mgpu.presentation.card_views import NodeView, view_nodes
+from mgpu.presentation.claim_views import holder_name
 from mgpu.presentation.overview import NO_RECORD, NVIDIA_PLUGIN, describe_missing_cards, read_claim, read_request
 from mgpu.settings import Settings
 from playground import fit
+from playground.simulate.claim_files import pod_problems
+from playground.simulate.claim_trials import Allocation
+from playground.simulate.documents import Raw
 from playground.simulate.mtgpupod_plans import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
+from playground.simulate.simulated_claims import PodClaims, SimulatedClaims, claim_rows, delivered
 from playground.simulate.simulated_cluster import SimulatedCluster
-from playground.simulate.world import Raw, World
+from playground.simulate.world import World
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
 from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import Foresight, assess, record, score
+from webhook.claim_pods import mark
 from webhook.mtgpupod_rules import validate_mtgpupod_create
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import unknown_constraints, validate_create
@@ -53,6 +60,19 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     return Result(outcomes, simulation.node_views())
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How a pod fits a node.
+
+    Attributes:
+        placement: The cards that it gets by its own request, or None if it requests none.
+        allocations: The allocations of its claims that have none yet.
+    """
+
+    placement: Placement | None
+    allocations: Sequence[Allocation]
+
+
 class Simulation:
     """One simulation. `take_in` is called once, before the first `submit`.
 
@@ -67,6 +87,7 @@ class Simulation:
         # All Pods by `namespace/name`, including those that `_mtgpupods` creates.
         self._names: dict[str, Raw] = {}
         self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
+        self._claims = SimulatedClaims(self.cluster, settings, world.claims)
 
     def take_in(self, world: World) -> None:
         """Add the running pods: first those whose cards are known, then the others by late binding decisions."""
@@ -96,16 +117,18 @@ class Simulation:
                 self._note(f"pod {pod.key}: {claim.problem}")
         for holding in unknown.values():
             self.cluster.hold(holding)
+        self._claims.take_in()
         self._mtgpupods.take_in(world.mtgpupods, running, self._note)
         self.cluster.restore_slices()
         for holding in (held for held in self.cluster.ledger.holdings() if held.dialect != mtgpu.NAME):
             odd = describe_missing_cards(holding, (state.card for state in self.cluster.devices(holding.node)))
             if odd:
-                self._note(f"pod {holding.key}: {odd}")
+                self._note(f"{_subject(holding)}: {odd}")
         self._update_forecast()
         for pod, request in undecided:
             self._decide_late(pod, request)
         for raw in running:
+            self._allocate_late(read_pod(raw), raw)
             self._mtgpupods.follow(read_pod(raw))
         self._mtgpupods.settle()
 
@@ -156,6 +179,18 @@ class Simulation:
         else:
             self._note(f"pod {pod.key}: no cards on {pod.node}: {placement}")
 
+    def _allocate_late(self, pod: Pod, raw: Raw) -> None:
+        """Allocate the claims of a running pod that have no allocation, on the node where it runs."""
+        if pod.ended or not raw["spec"].get("resourceClaims"):
+            return
+        problems = pod_problems(raw)
+        claims = PodClaims(missing=str(problems[0])) if problems else self._claims.of_pod(pod, raw)
+        allocations = claims.missing or self._claims.allocate(pod, claims, pod.node)
+        if isinstance(allocations, list):
+            self._claims.bind(pod, claims, allocations)
+        else:
+            self._note(f"pod {pod.key}: its claims hold no cards on {pod.node}: {allocations}")
+
     def _update_forecast(self) -> None:
         """Let the ranking score all nodes again if the expectation of future pods has changed."""
         if self.cluster.forecast.refresh():
@@ -171,15 +206,18 @@ class Simulation:
             return outcome
         self._names[outcome.pod.key] = raw
         request = dialects.read_request(outcome.pod, self._settings)
-        if request is not None:
-            self.cluster.forecast.pod_added(outcome.pod, request)
+        claims = self._claims.of_pod(outcome.pod, raw)
+        expected = request or claims.request()
+        if expected is not None:
+            self.cluster.forecast.pod_added(outcome.pod, expected)
             self._update_forecast()
-        placements = self._filter(outcome, raw, request)
-        if placements:
-            node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
-            self._bind(outcome, raw, request, placements[node], node)
-            if request is not None:
-                self.cluster.forecast.pod_placed(outcome.pod, request)
+        fits = self._filter(outcome, raw, request, claims)
+        if fits:
+            node = min(fits, key=lambda name: (-outcome.scores.get(name, 0), name))
+            self._bind(outcome, raw, request, fits[node].placement, node)
+            self._bind_claims(outcome, raw, claims, fits[node].allocations)
+            if expected is not None:
+                self.cluster.forecast.pod_placed(outcome.pod, expected)
         message = "; ".join(f"{name}: {reason}" for name, reason in outcome.rejections.items())
         self._mtgpupods.follow(replace(outcome.pod, node=outcome.node), message)
         return outcome
@@ -193,11 +231,11 @@ class Simulation:
     def place(self, raw: Raw, request: GpuRequest) -> str | None:
         """Place an admitted pod with this request instead of its own. Return its node, or None if it fits nowhere."""
         outcome = Outcome(read_pod(raw))
-        placements = self._filter(outcome, raw, request)
-        if not placements:
+        fits = self._filter(outcome, raw, request, PodClaims())
+        if not fits:
             return None
-        node = min(placements, key=lambda name: (-outcome.scores.get(name, 0), name))
-        placement = placements[node]
+        node = min(fits, key=lambda name: (-outcome.scores.get(name, 0), name))
+        placement = fits[node].placement
         self.cluster.reserve(outcome.pod, raw, node)
         if placement is not None:
             self.cluster.place(outcome.pod, request, placement, node)
@@ -236,10 +274,14 @@ class Simulation:
 
     def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
         """Return the pod as the webhook changes it. Store the patch and the problems in the outcome."""
-        outcome.dialect = next(iter(vocabularies(outcome.pod)), None)
+        uses_claims = bool(raw["spec"].get("resourceClaims"))
+        outcome.dialect = next(iter(vocabularies(outcome.pod)), DRA if uses_claims else None)
         outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
         raw = jsonpatch.apply_patch(raw, outcome.patch)
-        outcome.denied = validate_create(raw, self._settings) or _amount_problems(raw)
+        marks = [dict(operation) for operation in mark(raw)]
+        outcome.patch += marks
+        raw = jsonpatch.apply_patch(raw, marks)
+        outcome.denied = pod_problems(raw) or validate_create(raw, self._settings) or _amount_problems(raw)
         if outcome.pod.key in self._names and not outcome.denied:
             outcome.denied = [Problem("metadata.name", "is the name of a Pod that was created for an MtgpuPod")]
         for warning in unknown_constraints(raw, None):
@@ -247,42 +289,61 @@ class Simulation:
         outcome.pod = read_pod(raw)
         return raw
 
-    def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None) -> dict[str, Placement | None]:
-        """Return the placement of the pod on each node that it fits, by the name of the node.
+    def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None, claims: PodClaims) -> dict[str, _Fit]:
+        """Return how the pod fits each node that it fits, by the name of the node.
 
-        For a pod without GPUs, the placement is None. The reasons why the pod does not fit the other nodes are stored
-        in the outcome. If the pod fits no node, one node is partitioned for it, provided that it then fits this node.
+        The reasons why the pod does not fit the other nodes are stored in the outcome. If the pod fits no node, one
+        node is partitioned for it, provided that it then fits this node.
         """
-        placements: dict[str, Placement | None] = {}
-        candidates: list[str] = []
+        fits: dict[str, _Fit] = {}
+        allocated: dict[str, list[Allocation]] = {}
         for name, node in self.cluster.raw.items():
             reasons = fit.fits(raw, node, self.cluster.used[name], _counted(node))
             if reasons:
                 outcome.rejections[name] = ", ".join(reasons)
-            elif request is None and outcome.dialect:
+                continue
+            if request is None and outcome.dialect not in (None, DRA):
                 outcome.rejections[name] = f"no node serves {outcome.dialect} pods"
-            elif request is None:
-                placements[name] = None
+                continue
+            found = claims.missing or self._claims.allocate(outcome.pod, claims, name)
+            if isinstance(found, list):
+                allocated[name] = found
+                self._try(outcome, request, name, found, fits)
             else:
-                candidates.append(name)
-                self._try(outcome, request, name, placements)
-        if request is not None and not placements:
-            node_name = self.cluster.partition_for(outcome.pod, request, candidates)
+                outcome.rejections[name] = str(found)
+        if request is not None and not fits:
+            node_name = self.cluster.partition_for(outcome.pod, request, list(allocated))
             if node_name:
-                self._try(outcome, request, node_name, placements)
-        points = self._ranking.points(GpuPod(outcome.pod, request), list(placements))
+                self._try(outcome, request, node_name, allocated[node_name], fits)
+        ranked = GpuPod(outcome.pod, request or claims.request())
+        points = self._ranking.points(ranked, list(fits))
         if points is not None:
-            outcome.scores = dict(zip(placements, points, strict=True))
-        return placements
+            outcome.scores = dict(zip(fits, points, strict=True))
+        return fits
 
-    def _try(self, outcome: Outcome, request: GpuRequest, name: str, placements: dict[str, Placement | None]) -> None:
+    def _try(
+        self,
+        outcome: Outcome,
+        request: GpuRequest | None,
+        name: str,
+        allocations: Sequence[Allocation],
+        fits: dict[str, _Fit],
+    ) -> None:
         """Assess one node. Store the placement and the score of the pod there, or the reason why it does not fit."""
         outcome.rejections.pop(name, None)
+        if request is None:
+            fits[name] = _Fit(None, allocations)
+            points = self._claims.score(allocations, self.cluster.devices(name))
+            if points is not None:
+                outcome.scores[name] = points
+            return
+        self._claims.hold(allocations)
         found = self._assess(outcome.pod, request, name)
+        self._claims.release(allocations)
         if isinstance(found, Rejection):
             outcome.rejections[name] = str(found)
             return
-        placements[name] = found
+        fits[name] = _Fit(found, allocations)
         points = self.cluster.slices_score(outcome.pod, request, name)
         if points is None:
             devices = self.cluster.devices(name, "", occupied_gpuid(outcome.pod, name))
@@ -320,6 +381,23 @@ class Simulation:
         self.cluster.place(outcome.pod, request, placement, node)
         cards, gpus = [state.card for state in devices], self.cluster.partitioned[node].gpus
         outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
+
+    def _bind_claims(self, outcome: Outcome, raw: Raw, claims: PodClaims, allocations: Sequence[Allocation]) -> None:
+        """Write the allocations, and store the claims and what the containers see of them in the outcome."""
+        if not claims.claims:
+            return
+        bound = self._claims.bind(outcome.pod, claims, allocations)
+        outcome.claims = claim_rows(bound)
+        cards = [state.card for state in self.cluster.ledger.cards(outcome.node)]
+        for name, given in delivered(raw, bound, cards).items():
+            if name in outcome.containers:
+                self._note(f"pod {outcome.pod.key}: container {name} has cards of a claim and of its own request")
+            outcome.containers[name] = given
+
+
+def _subject(holding: Holding) -> str:
+    """Return the holder of cards for a note."""
+    return holder_name(holding) if holding.dialect == DRA else f"pod {holding.key}"
 
 
 def _amount_problems(raw: Raw) -> list[Problem]:

@@ -15,9 +15,10 @@ from rich.text import Text
 from mgpu.cli.process_settings import read_settings
 from mgpu.presentation.card_map import card_map
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
+from playground.simulate.documents import read
 from playground.simulate.outcomes import Outcome, Result, result_json
 from playground.simulate.pipeline import simulate
-from playground.simulate.world import read, read_world
+from playground.simulate.world import read_world
 
 EXAMPLES = """
 \b
@@ -89,10 +90,10 @@ def command(
 ) -> None:
     """Show, without a cluster, on which nodes of the FILEs their pods would be placed, or why they would not fit.
 
-    Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, List) in YAML or JSON;
-    `-` is standard input. Pods with spec.nodeName and MtgpuPods with status.BoundDeviceID are running already; the
-    others are submitted in order. The exit code is 2 if the input cannot be read. Otherwise it is 0, unless
-    --fail-on-pending is given.
+    Files hold Kubernetes objects (Node, Device, Pod, MtgpuPod, Deployment, StatefulSet, Job, ResourceClaim,
+    ResourceClaimTemplate, DeviceClass, List) in YAML or JSON; `-` is standard input. Pods with spec.nodeName, MtgpuPods
+    with status.BoundDeviceID and claims with status.allocation have their cards already; the other pods are submitted
+    in order. The exit code is 2 if the input cannot be read. Otherwise it is 0, unless --fail-on-pending is given.
     """
     settings = read_settings(config, os.environ, {"card_policy": card_policy, "node_policy": node_policy})
     world = read_world(read(files, sys.stdin), _note, settings)
@@ -130,6 +131,7 @@ def _lines(outcome: Outcome, width: int) -> Iterator[RenderableType]:
         given = (f"{name} on {_devices(given)}" for name, given in outcome.containers.items())
         where = "; ".join(given) if outcome.dialect else "requests no GPU"
         yield Text.assemble(f"{pod}   ", (outcome.node, "green"), f"   {where}")
+        yield from _reasons(_claim_lines(outcome))
 
 
 def _name(outcome: Outcome) -> str:
@@ -138,6 +140,20 @@ def _name(outcome: Outcome) -> str:
 
 def _reasons(reasons: Iterable[str]) -> Iterator[Padding]:
     return (Padding(Text(reason), (0, 0, 0, 4)) for reason in reasons)
+
+
+def _claim_lines(outcome: Outcome) -> Iterator[str]:
+    """Yield a line for each claim of a pod with its results, and one for the environment of each of its containers."""
+    for claim in outcome.claims:
+        results = ", ".join(_result(row) for row in claim["results"])
+        yield f"claim {claim['name']}: {results or 'no device of mgpu'}"
+    for name, given in outcome.containers.items() if outcome.claims else ():
+        yield f"{name} sees {' '.join(f'{key}={value}' for key, value in given['env'].items())}"
+
+
+def _result(row: Mapping[str, Any]) -> str:
+    consumed = ", ".join(f"{name} {amount}" for name, amount in row["consumedCapacity"].items())
+    return f"{row['request']} on {row['device']} ({consumed})"
 
 
 def _devices(given: Mapping[str, Any]) -> str:

@@ -17,8 +17,9 @@ from mgpu.model.slice_names import Slice
 from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings
+from playground.simulate.documents import Raw
 from playground.simulate.partitioned_node import PartitionedNode
-from playground.simulate.world import Raw, World
+from playground.simulate.world import World
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.node_usage import NodeUsage

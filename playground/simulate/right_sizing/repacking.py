@@ -16,9 +16,10 @@ from mgpu.model.slice_names import is_slice
 from mgpu.presentation.card_views import NodeView
 from mgpu.presentation.overview import read_request
 from mgpu.settings import Settings
+from playground.simulate.documents import Raw
 from playground.simulate.pipeline import Simulation
 from playground.simulate.right_sizing.workloads import Owner, Workload, owner_of
-from playground.simulate.world import Raw, World
+from playground.simulate.world import World
 
 Note = Callable[[str], None]
 

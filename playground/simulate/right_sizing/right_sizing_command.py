@@ -20,10 +20,11 @@ from mgpu.presentation.card_views import percent
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import Terminal
 from mgpu.settings import CARD_POLICIES, NODE_POLICIES
+from playground.simulate.documents import read
 from playground.simulate.right_sizing.recorded_use import read_recorded_use
 from playground.simulate.right_sizing.repacking import Packing, as_it_runs, pack, split_world
 from playground.simulate.right_sizing.workloads import Amounts, Need, needs_of, resized
-from playground.simulate.world import read, read_world
+from playground.simulate.world import read_world
 
 EXAMPLES = """
 \b

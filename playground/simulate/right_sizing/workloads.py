@@ -13,8 +13,8 @@ import numpy as np
 
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO, Card
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
+from playground.simulate.documents import Raw
 from playground.simulate.right_sizing.recorded_use import RecordedUse, Series
-from playground.simulate.world import Raw
 
 _MIB = 1 << 20
 _PERCENT = 10

@@ -14,10 +14,11 @@ from mgpu.cli.main import main
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest, whole_cards
 from mgpu.model.pods import read_pod
 from mgpu.settings import load_settings
+from playground.simulate.documents import Document
 from playground.simulate.pipeline import Simulation
 from playground.simulate.right_sizing.recorded_use import RecordedUse, Series
 from playground.simulate.right_sizing.workloads import Amounts, Owner, Workload, needs_of, owner_of, resized
-from playground.simulate.world import Document, read_world
+from playground.simulate.world import read_world
 from tests import builders as b
 from tests.playground.simulate.simulation import served
 
