@@ -1,4 +1,4 @@
-"""Computes the content of a node's ResourceSlices, and compares it with what the API server has. The functions are pure.
+"""Computes the content of ResourceSlices, and compares it with what the API server has. The functions are pure.
 
 The API server writes quantities in another form, and adds fields such as the time of a taint. Such differences do not
 count. If it does not know a field, because a feature gate is disabled, it drops the field.

@@ -23,7 +23,9 @@ from deviceplugin.dra.slice_content import difference, is_ours, lost_fields
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
 from mgpu.model.errors import RetryLater
+from mgpu.model.mig_resource_slices import PublishedMigCard
 from mgpu.model.resource_claims import API, DRIVER, SLICES
+from mgpu.model.resource_slices import PublishedCard
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,8 @@ class SlicePublisher:
     The slices stay when the thread ends, since the next agent continues with them.
 
     Args:
-        offer: A function that returns what to publish. It raises RetryLater while something is not known yet.
+        cards: A function that returns the cards to publish. It raises RetryLater while something is not known yet.
+        mig_cards: A function that returns the cards of which claims get MIG instances, and also raises RetryLater.
         node_uid: A function that returns the UID of the Node, or None if it has not been read yet.
         warn: A function that reports a new problem.
 
@@ -76,16 +79,18 @@ class SlicePublisher:
         self,
         api: Api,
         node: str,
-        offer: Callable[[], PoolOffer],
+        cards: Callable[[], tuple[PublishedCard, ...]],
         node_uid: Callable[[], str | None],
         warn: Callable[[str], None],
         *,
+        mig_cards: Callable[[], tuple[PublishedMigCard, ...]] = lambda: (),
         collect_seconds: float = COLLECT_SECONDS,
         least_interval: float = LEAST_INTERVAL,
     ) -> None:
         self._api = api
         self._node = node
-        self._offer = offer
+        self._cards = cards
+        self._mig_cards = mig_cards
         self._node_uid = node_uid
         self._warn = warn
         self._collect_seconds = collect_seconds
@@ -156,6 +161,10 @@ class SlicePublisher:
                 return _Outcome(_missing_api(), needs_administrator=True)
             problem = f"the ResourceSlice cannot be written: {error}"
             return _Outcome(problem, needs_administrator=error.status != _CONFLICT)
+        except Exception as error:
+            # An unexpected object in the API must not end this loop, which is the outermost loop of the thread.
+            log.exception("the ResourceSlice cannot be published")
+            return _Outcome(f"unexpected error of the agent: {error!r}", needs_administrator=True)
         self.published = True
         return _Outcome(None)
 
@@ -165,7 +174,7 @@ class SlicePublisher:
         uid = self._node_uid()
         if uid is None:
             raise RetryLater("the Node has not been read yet")
-        offer = self._offer()
+        offer = PoolOffer(self._cards(), self._mig_cards())
         present = self._present()
         desired = {one["metadata"]["name"]: one for one in desired_pool(self._node, uid, offer, present)}
         for name in sorted(present.keys() - desired.keys()):
