@@ -17,7 +17,7 @@ from deviceplugin.pods.lingering_processes import LingeringProcesses
 from mgpu.kube import Api
 
 REASON = "MgpuDra"
-"""The reason of the Events about what keeps the node from serving claims."""
+"""The reason of the Events about what keeps the node from serving claims, or a pod from using them as it should."""
 
 
 def make_claim_driver(
@@ -48,6 +48,7 @@ def make_claim_driver(
         runtime=state.runtime,
         node_uid=partial(_node_uid, state),
         warn=partial(state.events.warn_node, reason=REASON),
+        warn_pod=partial(state.events.warn_named_pod, reason=REASON),
     )
     return ClaimDriver(api, state.claims, Path(own.kubelet_dir), parts)
 

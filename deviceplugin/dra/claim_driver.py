@@ -14,6 +14,7 @@ from deviceplugin.dra.claim_preparation import ClaimPreparation, Surroundings
 from deviceplugin.dra.claim_registration import ClaimRegistration
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.dra.claim_status import ClaimApi
+from deviceplugin.dra.claim_users import ClaimPod
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.dra.slice_content import published_cards
 from deviceplugin.dra.slice_publisher import SlicePublisher
@@ -34,6 +35,7 @@ class DriverParts:
         cards_changed: A signal that is sent when the cards have changed.
         node_uid: A function that returns the UID of the Node, or None.
         warn: A function that reports a problem of the node.
+        warn_pod: A function that reports a problem of a pod that uses claims.
     """
 
     surroundings: Surroundings
@@ -42,6 +44,7 @@ class DriverParts:
     runtime: Runtime
     node_uid: Callable[[], str | None]
     warn: Callable[[str], None]
+    warn_pod: Callable[[ClaimPod, str], None]
 
 
 class ClaimDriver:
@@ -86,6 +89,7 @@ class ClaimDriver:
         async with self._service.serving(), asyncio.TaskGroup() as group:
             group.create_task(self._cleanup.run())
             group.create_task(self._follow_problem())
+            group.create_task(self._follow_users())
 
     def not_ready_reason(self) -> str | None:
         """Return what is missing until claims can be prepared on this node, or None."""
@@ -108,6 +112,17 @@ class ClaimDriver:
             if problem is not None and problem != warned:
                 self._parts.warn(problem)
             warned = problem
+
+    async def _follow_users(self) -> None:
+        """Report once for each pod that its containers do not see exactly their cards."""
+        warned: set[tuple[str, str]] = set()
+        while True:
+            found = {(user.uid, reason): user for user, reason in self._preparation.late_conflicts()}
+            for (uid, reason), user in found.items():
+                if (uid, reason) not in warned:
+                    self._parts.warn_pod(user, reason)
+            warned = {*found}
+            await self._parts.surroundings.changed.wait()
 
     def _published_cards(self) -> tuple[PublishedCard, ...]:
         around = self._parts.surroundings

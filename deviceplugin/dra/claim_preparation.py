@@ -32,7 +32,7 @@ from deviceplugin.delivery.cdi import Edits
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.dra.claim_cdi import make_spec
 from deviceplugin.dra.claim_records import ClaimRecord
-from deviceplugin.dra.claim_references import conflict, is_view_shared, used_views
+from deviceplugin.dra.claim_references import conflict, is_view_shared, requests_of, used_views
 from deviceplugin.dra.claim_status import ClaimApi, ClaimGone, ReadClaim
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
 from deviceplugin.dra.claim_views import (
@@ -237,13 +237,28 @@ class ClaimPreparation:
 
     def _check_references(self, claim: Claim, users: Sequence[ClaimPod]) -> None:
         """Refuse containers that would see too few or too many cards. Their pods do not change."""
-        exposure = self._around.exposure
-        if exposure.mounts or exposure.nodes:
-            return
-        others = frozenset(one.name for one in self._claims.all() if one.namespace == claim.namespace)
-        reason = conflict(claim, users, others - {claim.name}, self._has_pods_cards)
+        reason = self._conflict(claim.namespace, claim.name, requests_of(claim), users)
         if reason is not None:
             raise Refused(f"{claim.key}: {reason}", claim.uid)
+
+    def late_conflicts(self) -> Iterator[tuple[ClaimPod, str]]:
+        """Yield the pods with a container that does not see exactly its cards, each with the reason.
+
+        A pod that uses a claim which was delivered before cannot be refused, since the kubelet does not call again.
+        """
+        for record in self._claims.all():
+            requests = frozenset(device.request for device in record.devices if device.is_result)
+            for user in self._around.users.users_of(record.namespace, record.name) if record.delivered else ():
+                reason = self._conflict(record.namespace, record.name, requests, (user,))
+                if reason is not None:
+                    yield user, reason
+
+    def _conflict(self, namespace: str, name: str, requests: frozenset[str], users: Sequence[ClaimPod]) -> str | None:
+        exposure = self._around.exposure
+        if exposure.mounts or exposure.nodes:
+            return None
+        others = frozenset(one.name for one in self._claims.all() if one.namespace == namespace)
+        return conflict(name, requests, users, others - {name}, self._has_pods_cards)
 
     def _has_pods_cards(self, uid: str, container: str) -> bool:
         gpu_pod = self._around.pods.by_uid(uid)

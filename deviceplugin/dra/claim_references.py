@@ -16,7 +16,8 @@ _REMEDY = (
 
 
 def conflict(
-    claim: Claim,
+    name: str,
+    requests: Collection[str],
     users: Sequence[ClaimPod],
     others: Collection[str],
     has_pods_cards: Callable[[str, str], bool],
@@ -24,6 +25,8 @@ def conflict(
     """Return why a container that uses the claim would not see exactly its cards; None if all containers do.
 
     Args:
+        name: The name of the claim.
+        requests: Its requests that have cards, as containers reference them.
         users: The pods that use the claim.
         others: The names of the other claims of the namespace that mgpu has prepared on this node.
         has_pods_cards: A function that returns whether a container, given by the UID of its pod and by its name,
@@ -31,12 +34,12 @@ def conflict(
     """
     for pod in users:
         for container, references in sorted(pod.references.items()):
-            own = _own(claim, references)
+            own = _own(name, requests, references)
             if not own or pod.ended:
                 continue
-            found = [f"{claim.name}/{request}" if request else claim.name for request in own]
+            found = [f"{name}/{request}" if request else name for request in own]
             found += sorted({reference.claim for reference in references} & {*others})
-            texts = [f"ResourceClaim {name}" for name in found]
+            texts = [f"ResourceClaim {one}" for one in found]
             if has_pods_cards(pod.uid, container):
                 texts.append("GPUs without a claim")
             if len(texts) > 1:
@@ -64,15 +67,20 @@ def is_view_shared(claim: Claim, users: Sequence[ClaimPod], view: str) -> bool:
 
 def _references(claim: Claim, users: Sequence[ClaimPod]) -> Iterator[str]:
     """Yield the requests that the containers reference; "" for the whole claim."""
+    requests = requests_of(claim)
     for pod in users:
         for references in pod.references.values():
-            yield from _own(claim, references)
+            yield from _own(claim.name, requests, references)
 
 
-def _own(claim: Claim, references: Sequence[Reference]) -> tuple[str, ...]:
-    """Return the requests of the claim with cards that a container references, each once; "" for the whole claim."""
-    requests = {base_request(result.request) for result in claim.results}
-    found = (r.request for r in references if r.claim == claim.name and (not r.request or r.request in requests))
+def requests_of(claim: Claim) -> frozenset[str]:
+    """Return the requests of an allocated claim that have cards, as containers reference them."""
+    return frozenset(base_request(result.request) for result in claim.results)
+
+
+def _own(name: str, requests: Collection[str], references: Sequence[Reference]) -> tuple[str, ...]:
+    """Return the requests of the claim that a container references, each once; "" for the whole claim."""
+    found = (r.request for r in references if r.claim == name and (not r.request or r.request in requests))
     return tuple(dict.fromkeys(found))
 
 

@@ -406,6 +406,25 @@ def test_container_that_also_requests_gpus_without_a_claim_is_refused(node: Clai
         node.prepare()
 
 
+def test_later_pod_of_a_delivered_claim_that_would_see_too_little_is_reported(node: ClaimNode) -> None:
+    """The kubelet does not have a claim prepared again for another pod, so the agent cannot refuse it."""
+    offered(node, claim("a", request("x"), request("y"), cards=[0, 1]), claim_pod("p", using("c", "a/x")))
+    node.prepare()
+    assert [*node.preparation.late_conflicts()] == []
+    node.take(claim_pod("q", using("c", "a/x", "a/y")))
+    ((user, reason),) = node.preparation.late_conflicts()
+    assert user.name == "q"
+    assert "container c of pod q uses ResourceClaim a/x, ResourceClaim a/y" in reason
+
+
+def test_administrative_access_shows_the_card_and_holds_nothing(node: ClaimNode) -> None:
+    raw = claim()
+    raw["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    offered(node, raw)
+    assert node.env(node.prepare())[VISIBLE] == "GPU-n1-0"
+    assert node.claims.holdings() == ()
+
+
 def test_mounts_of_several_results_add_up(folder: Path) -> None:
     node = ClaimNode(folder, Exposure(mounts=True))
     offered(node, claim("a", request("x"), request("y"), cards=[0, 1]))
