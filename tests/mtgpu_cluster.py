@@ -11,6 +11,7 @@ import yaml
 from mgpu.kube import MERGE_PATCH, ApiError, Unreachable
 from playground.apiserver import User
 from playground.apiserver import api_errors as server_errors
+from playground.apiserver.authorization import Authorizer
 from playground.apiserver.calls import Call, parse_path
 from playground.apiserver.deletions import Deleter, Lifecycle
 from playground.apiserver.kinds import Registry
@@ -54,7 +55,8 @@ class Cluster:
         self.storage, self._registry = Storage(), Registry()
         nobody: Any = _Nobody()
         lifecycle = Lifecycle(self.storage, self._registry)
-        self._writer, self._binder = Writer(self.storage, nobody, lifecycle), Binder(self.storage, nobody)
+        self._writer = Writer(self.storage, nobody, lifecycle, Authorizer(self.storage, ()))
+        self._binder = Binder(self.storage, nobody)
         self._deleter = Deleter(self.storage, nobody, lifecycle)
         self.refuse: Callable[[str, str], None] = lambda *_: None
         for name in ("default", "kube-system"):

@@ -88,8 +88,8 @@ class Forecast:
         self.judges: Mapping[str, Judge] = MappingProxyType({})
         self._lock = threading.Lock()
         chosen = (settings.card_policy_for(d.card_policy(settings), d.DEFAULT_CARD_POLICY) for d in dialects.ALL)
-        of_claims = settings.card_policy_for(settings.dra.card_policy, "binpack")
-        self._policies = {settings.node_policy, of_claims, *chosen}.intersection(LEARNING_POLICIES)
+        of_claims = [settings.card_policy_for(settings.dra.card_policy, "binpack")] if settings.dra.enabled else []
+        self._policies = {settings.node_policy, *of_claims, *chosen}.intersection(LEARNING_POLICIES)
         # The pods that exist at the start, in no particular order; None after the first `refresh`.
         self._first_pods: dict[str, tuple[Pod, GpuRequest]] | None = {}
         self._placed_first: set[str] = set()
