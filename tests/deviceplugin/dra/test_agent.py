@@ -1,6 +1,5 @@
 """The agent as a DRA plugin between a kubelet, a runtime and an API server."""
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -174,11 +173,12 @@ def test_pod_without_a_claim_waits_until_a_claim_is_unprepared(node: Node, brief
 
 
 def test_claim_waits_until_a_pod_without_a_claim_has_ended(node: Node) -> None:
-    with dra(node):
+    with dra(node) as agent:
         node.create(decided("q", "0", 60, node="n1"))
         node.runs("q")
         deploy(node, "p", cores=60)
-        time.sleep(0.5)
+        uid = node.api.get(claim_path("default", "of-p"))["metadata"]["uid"]
+        until(lambda: agent._state.claims.is_preparing(uid))
         assert node.pod("p")["status"]["phase"] == "Pending"
         node.api.delete(f"{PODS}/q")
         node.runs("p")
@@ -239,7 +239,6 @@ def test_card_of_a_claim_is_not_partitioned_until_the_claim_is_unprepared(node: 
         assert [taint["key"] for taint in taints] == ["mgpu.io/partitioned"]
         assert free(node, "card-0") == ("0", "0")
         plan(node, 1, *places("2g.20gb@0"))
-        time.sleep(0.5)
         assert not made(node)
         node.api.delete(f"{PODS}/p")
         until(lambda: made(node))
