@@ -1,16 +1,23 @@
 """ResourceClaims beside the pods of the vocabularies: what runs on which cards, and what an outage changes."""
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from mgpu.cli.main import main
 from mgpu.kube import ApiError
-from mgpu.model.resource_claims import SLICES
+from mgpu.kube.client import JSON_PATCH
+from mgpu.model.device_object import DEVICE_API
+from mgpu.model.resource_claims import CLASSES, SLICES
 from playground.cluster import Cluster
 from playground.kubelet.dra import DraConfig
 from playground.nodes import MGPU, NodeSpec
+from playground.processes import free_port
 from playground.samples import example, templates_for
 from tests.e2e.bench import Bench, asking, share
 from tests.e2e.claimed import HOST, NAMED, TEMPLATES, Claimed, wanted
@@ -196,6 +203,20 @@ def test_without_the_scheduler_no_claim_is_allocated(claimed: Claimed) -> None:
     claimed.exact("p")
 
 
+def test_no_claim_is_allocated_while_only_the_admission_does_not_answer(claimed: Claimed) -> None:
+    path = f"{WEBHOOK}/mgpu-claims"
+    url = claimed.api.get(path)["webhooks"][0]["clientConfig"]["url"]
+    where = {"op": "replace", "path": "/webhooks/0/clientConfig/url"}
+    claimed.api.patch(path, [{**where, "value": f"https://127.0.0.1:{free_port()}/claim-admission"}], JSON_PATCH)
+    claimed.template("share", wanted(cores=60, memory="8Gi"))
+    claimed.pod("p", template="share")
+    until(lambda: any("failed calling webhook" in text for text in claimed.bench.events("p", "FailedScheduling")))
+    assert not claimed.of("p")[0].allocated
+    assert not claimed.bench.raw("p")["spec"].get("nodeName")
+    claimed.api.patch(path, [{**where, "value": url}], JSON_PATCH)
+    claimed.exact("p")
+
+
 @pytest.fixture
 def unasked(claimed: Claimed) -> Iterator[Claimed]:
     """Claims whose allocations are written without mgpu, until the end of the test."""
@@ -244,6 +265,54 @@ def test_a_burst_of_claims_and_other_pods_fills_all_cards(claimed: Claimed) -> N
     for name in names:
         if name not in bound:
             assert claimed.bench.waits(name)
+
+
+def test_simulation_agrees_with_the_cluster(claimed: Claimed) -> None:
+    """The pods are created one after the other. Then `mgpu simulate` gets them without their cards."""
+    claimed.template("share", wanted(cores=30, memory="20Gi"))
+    claimed.template("pair", wanted(cores=40, memory="10Gi", count=2), constraints=[{"matchAttribute": NUMA}])
+    claimed.template("two", wanted("a", 60, "8Gi"), wanted("b", 50, "4Gi"))
+    claimed.template("whole", wanted())
+    claimed.create("common", wanted(cores=20, memory="1Gi", selector='device.attributes["gpu.mgpu.io"].index == 1'))
+    names = []
+    for i, kind in enumerate(("share", "classic", "pair", "common", "whole", "two", "share", "common", "share")):
+        names.append(f"{kind}-{i}")
+        if kind == "classic":
+            claimed.bench.create(share(names[-1], core=50, mib=8 << 10))
+        else:
+            claimed.pod(names[-1], **({"claim": kind} if kind == "common" else {"template": kind}))
+        claimed.bench.runs(names[-1])
+    found = _simulated(claimed, names)
+    for row in found["pods"]:
+        node = claimed.bench.pod(row["name"]).spec.node_name
+        assert (row["name"], row["node"]) == (row["name"], node)
+        cards = {container: given["cards"] for container, given in row["containers"].items()}
+        name = row["name"]
+        actual = claimed.bench.cards(name) if name.startswith("classic") else claimed.exact(name)
+        assert {container: sorted(set(indexes)) for container, indexes in cards.items()} == actual, name
+
+
+def _simulated(claimed: Claimed, names: list[str]) -> Any:
+    """Return the output of `mgpu simulate` for the pods of the cluster, as if none of them had been placed."""
+    objects: list[Any] = [{**raw, "kind": kind} for kind, path in _LISTS.items() for raw in claimed.api.list(path)[0]]
+    claims = [raw for raw in claimed.api.list(NAMED)[0] if not raw["metadata"].get("ownerReferences")]
+    objects += [{**raw, "kind": "ResourceClaim", "status": {}} for raw in claims]
+    for name in names:
+        raw = claimed.bench.raw(name)
+        spec = {key: value for key, value in raw["spec"].items() if key != "nodeName"}
+        objects.append({"kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    ran = CliRunner().invoke(main, ["simulate", "-", "-o", "json"], input=yaml.safe_dump_all(objects))
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout)
+
+
+_LISTS = {
+    "Node": "/api/v1/nodes",
+    "Device": f"/apis/{DEVICE_API}/devices",
+    "DeviceClass": CLASSES,
+    "ResourceClaimTemplate": TEMPLATES,
+}
+"""The objects that `mgpu simulate` gets besides pods and claims."""
 
 
 def test_an_invalid_annotation_denies_the_allocation_with_its_rule(claimed: Claimed) -> None:
