@@ -37,6 +37,8 @@ MARK = "mgpu.io/claims"
 CORES = "cores"
 MEMORY = "memory"
 MILLI_PER_PERCENT = WHOLE_CORE // 100
+LEAST_MEMORY = 1 << 20
+"""The least memory of a share in bytes."""
 
 PREPARED = "Prepared"
 """The type of the condition in `status.devices` that the agent sets to True when it has delivered a device. From then
@@ -280,8 +282,10 @@ def gpu_request(claim: Claim) -> GpuRequest:
 
     The result has one "container" for each request of the claim, which is named as the request. A request for several
     cards gets different cards. A request without capacity is for whole cards. If it states only one of the two
-    amounts, the default of the other one applies, which is all of the card. MIG instances are requests for devices of
-    other types, one for each profile. Administrative access holds nothing.
+    amounts, the default of the other one applies, which is all of the card. If both amounts are 0, the least ones that
+    an agent publishes count: kube-scheduler raises 0 to them except on a full card, on which nothing would always fit,
+    although the claim shows the card to its containers. MIG instances are requests for devices of other types, one for
+    each profile. Administrative access holds nothing.
     """
     counts: dict[str, int] = {}
     instances: dict[tuple[str, str], int] = {}
@@ -314,6 +318,8 @@ def _container(name: str, count: int, request: DeviceRequest | None, result: Res
         memory = result.memory if request.memory is not None else None
     if core is None and memory is None:
         return ContainerRequest(name, count, core=WHOLE_CORE, whole=True)
+    if core == 0 and memory == 0:
+        return ContainerRequest(name, count, core=MILLI_PER_PERCENT, memory=LEAST_MEMORY)
     ratio = WHOLE_RATIO if memory is None else None
     return ContainerRequest(name, count, core=WHOLE_CORE if core is None else core, memory=memory or 0, ratio=ratio)
 

@@ -240,6 +240,10 @@ class TestGpuRequest:
     def test_missing_consumed_capacity_is_a_whole_card(self) -> None:
         assert containers(allocated(claim(), result())) == (ContainerRequest("gpu", 1, WHOLE_CORE, whole=True),)
 
+    def test_share_of_nothing_counts_as_the_least_share(self) -> None:
+        raw = allocated(claim("c", request(cores=0, memory=0)), result(cores="0", memory="0"))
+        assert gpu_request(read_claim(raw)).containers == (ContainerRequest("gpu", 1, 10, 1 << 20),)
+
     def test_results_of_one_request_are_one_container_with_several_cards(self) -> None:
         raw = allocated(claim("c", request(cores=30, count=2)), share("card-0"), share("card-1"))
         assert [(one.container, one.cards) for one in containers(raw)] == [("gpu", 2)]

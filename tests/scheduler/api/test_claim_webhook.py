@@ -172,6 +172,24 @@ class TestWholeCards:
         assert denial(replica.api, "d", result("card-0", **WHOLE)).status == 403
 
 
+class TestShareOfNothing:
+    """kube-scheduler raises amounts of 0 to the least ones, but not for a card that is published as full."""
+
+    @pytest.fixture
+    def replica(self) -> Replica:
+        return serving(("n1", 1))
+
+    def test_it_does_not_show_the_card_of_somebody_else(self, replica: Replica) -> None:
+        submit(replica.api, claim("whole", request()), claim("c", request(cores=0, memory=0)))
+        allocate(replica.api, "whole", result("card-0", **WHOLE))
+        assert denial(replica.api, "c", result("card-0", cores="0", memory="0")).status == 403
+
+    def test_it_is_counted(self, replica: Replica) -> None:
+        submit(replica.api, claim("c", request(cores=0, memory=0)))
+        allocate(replica.api, "c", result("card-0", cores="0", memory="0"))
+        assert replica.cards_held() == {"c": [(0, 10)]}
+
+
 class TestDenial:
     def test_message_names_what_each_card_lacks_and_the_status_is_403(self, replica: Replica) -> None:
         replica.api.put("pods", b.share("p", 80, annotations=record("0"), node="n1"))
