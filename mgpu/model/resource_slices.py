@@ -21,7 +21,7 @@ WAKE = "mgpu.io/wake"
 MAX_DEVICES = 64
 """The most devices of a slice that has taints, which is also the most GPUs of a node (`device_object.MAX_GPUS`)."""
 
-_MIN_CORES = 1
+_MIN_CORES = 0  # A share may hold memory without compute, as those of gpushare do.
 _CORE_STEP = 1
 _MEBIBYTE = 1 << 20
 
@@ -158,7 +158,7 @@ def _capacity(free: int, total: int, least: int, step: int) -> dict[str, Any]:
 
     The default is always the total, so that a request without an amount gets a whole card or nothing. The API server
     requires a range to leave room for the minimum and one step. A card with less free capacity gets no range; it may
-    then have any capacity, of which no request for a share can be served.
+    then have any capacity, and only requests for nothing of it can be served.
     """
     policy: dict[str, Any] = {"default": _quantity(total, step)}
     if free >= least + step:

@@ -69,7 +69,7 @@ class TestCapacity:
         assert capacity() == {
             "cores": {
                 "value": "100",
-                "requestPolicy": {"default": "100", "validRange": {"min": "1", "step": "1"}},
+                "requestPolicy": {"default": "100", "validRange": {"min": "0", "step": "1"}},
             },
             "memory": {
                 "value": "80Gi",
@@ -86,9 +86,9 @@ class TestCapacity:
 
     @pytest.mark.parametrize(
         ("milli", "value", "has_range"),
-        [(1000, "100", True), (999, "99", True), (20, "2", True), (19, "0", False), (10, "0", False), (0, "0", False)],
+        [(1000, "100", True), (999, "99", True), (20, "2", True), (19, "1", True), (10, "1", True), (9, "0", False)],
     )
-    def test_cores_below_the_minimum_and_one_step_get_no_range(self, milli: int, value: str, has_range: bool) -> None:
+    def test_cores_below_one_step_get_no_range(self, milli: int, value: str, has_range: bool) -> None:
         """The API server refuses a range that the value cannot fulfill, and without a range nothing may be offered."""
         found = capacity(core=milli)["cores"]
         assert (found["value"], "validRange" in found["requestPolicy"]) == (value, has_range)
