@@ -9,7 +9,7 @@ capacity `memory` is in bytes.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +37,8 @@ MARK = "mgpu.io/claims"
 CORES = "cores"
 MEMORY = "memory"
 MILLI_PER_PERCENT = WHOLE_CORE // 100
+MAX_RESULTS = 32
+"""The most results of an allocation in Kubernetes."""
 LEAST_MEMORY = 1 << 20
 """The least memory of a share in bytes."""
 
@@ -93,7 +95,8 @@ class DeviceRequest:
     Attributes:
         name: the name as in allocation results: `gpu`, or `gpu/small` for an alternative.
         device_class: the name of the DeviceClass.
-        count: the number of devices; 0 for `allocationMode: All`.
+        count: the number of devices; 0 for `allocationMode: All`, and at most `MAX_RESULTS` + 1, since more are never
+            allocated, and the API server accepts any number.
         core: the requested core of each device, in milli; None if the request names no `cores`.
         memory: the requested memory of each device, in bytes; None if the request names no `memory`.
         selectors: the CEL expressions that each device must fulfill, besides those of the class.
@@ -300,13 +303,27 @@ def gpu_request(claim: Claim) -> GpuRequest:
             instances[key] = instances.get(key, 0) + 1
     containers = []
     for name, count in counts.items():
-        first = next(result for result in claim.results if result.request == name and result.mig_device is None)
-        containers.append(_container(name, count, claim.request(name), first))
+        results = [r for r in claim.results if r.request == name and r.mig_device is None and not r.admin]
+        containers.append(_container(name, count, claim.request(name), _largest(results)))
     others = tuple(
         ContainerRequest(name, count, core=WHOLE_CORE, whole=True, type=type)
         for (type, name), count in sorted(instances.items(), key=lambda row: row[0][0])
     )
     return GpuRequest(DRA, tuple(containers), constraints=claim.card_constraints, others=others)
+
+
+def _largest(results: Sequence[Result]) -> Result:
+    """Return a result with the largest amounts of several results of one request.
+
+    kube-scheduler gives all results of a request the same amounts, but others may write allocations, too.
+    """
+    cores = [result.core for result in results if result.core is not None]
+    memories = [result.memory for result in results if result.memory is not None]
+    return replace(
+        results[0],
+        core=max(cores) if len(cores) == len(results) else None,
+        memory=max(memories) if len(memories) == len(results) else None,
+    )
 
 
 def _container(name: str, count: int, request: DeviceRequest | None, result: Result) -> ContainerRequest:
@@ -391,7 +408,7 @@ def _request(name: str, row: Mapping[str, Any], path: str) -> DeviceRequest:
     return DeviceRequest(
         name,
         _text(row, "deviceClassName"),
-        count,
+        min(count, MAX_RESULTS + 1),
         _core(wanted, f"{path}.capacity.requests"),
         _memory(wanted, f"{path}.capacity.requests"),
         tuple(_text(table_at(selector, "cel"), "expression") for selector in _rows(row, "selectors")),

@@ -32,6 +32,7 @@ from mgpu.model.ledger import shares_of
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import (
     API,
+    DRIVER,
     REPAIR,
     Claim,
     Result,
@@ -172,6 +173,10 @@ class ClaimRepair:
             return
         if len(now.consumers) > 1:
             self._warn_once(claim, "it does not fit on its cards, and several pods use it; delete these pods")
+            return
+        if any(row.get("driver") != DRIVER for row in raw["status"]["allocation"]["devices"]["results"]):
+            # Their drivers may have delivered these devices, and would lose the claim between the writes.
+            self._warn_once(claim, "it does not fit on its cards, and has devices of other drivers; delete its pod")
             return
         if any(result.pool != now.node for result in now.results):
             self._warn_once(claim, "its devices are of several nodes; delete the pod that uses the claim")

@@ -6,6 +6,7 @@ write has failed. The allocation of kube-scheduler says how much the claim needs
 its choice of cards counts only where mgpu cannot judge a selector. `mig_decisions` decides the MIG instances.
 """
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from mgpu.model.mig_devices import instances_of
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import (
     DRA,
-    DRIVER,
+    MAX_RESULTS,
     Claim,
     DeviceRequest,
     card_index,
@@ -28,7 +29,6 @@ from mgpu.model.resource_claims import (
     gpu_request,
     requests_before_allocation,
 )
-from mgpu.model.resource_slices import Attribute, attributes
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
@@ -40,12 +40,15 @@ from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.decisions.mig_decisions import InstanceDecider
 from scheduler.engine import FULL
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
-from scheduler.engine.claim_placement import place_claim
+from scheduler.engine.claim_placement import place_claim, qualified_attributes
 from scheduler.engine.mig_placement import fit_together
 from scheduler.engine.node_assessment import Foresight, choose_policy
 
 _ATTEMPTS = 50
 """The most attempts at one decision, as for pods (`decider._ATTEMPTS`)."""
+
+_SAMPLE_SECONDS = 10.0
+"""How long the models of the cluster's cards are remembered, for the question whether a DeviceClass is for cards."""
 
 Excluded = Mapping[str, Mapping[int, str]]
 """By request of a claim, the cards that its selectors exclude, each with the reason."""
@@ -77,6 +80,7 @@ class ClaimDecider:
         self._selectors = selectors or Selectors()
         self._instances = InstanceDecider(state, self._selectors)
         self._flights = flights or PodsInFlight()
+        self._samples: tuple[float, list[Card]] = (0.0, [])
 
     def decide(self, claim: Claim, *, reserve: bool = True, gone: CallerGone = never) -> Reservation | Rejection | None:
         """Return the reserved cards of a claim, or why it gets none.
@@ -170,6 +174,8 @@ class ClaimDecider:
         gone: CallerGone = never,
     ) -> Placement | Rejection:
         """Return the cards that the claim would get on the node of a snapshot, or why it fits on none."""
+        if sum(container.cards for container in (*request.containers, *request.others)) > MAX_RESULTS:
+            return _final(RejectionKind.MALFORMED, f"the claim requests more than {MAX_RESULTS} devices")
         instances: Placement | Rejection = Placement(())
         if request.others:
             instances = self._instances.place(claim, request, snapshot)
@@ -204,16 +210,27 @@ class ClaimDecider:
         A class that is not known yet may select them, and one for MIG instances does not.
         """
         expressions = self._state.claims.class_selectors(request.device_class)
-        card = self._sample_card()
-        if not expressions or card is None:
+        cards = self._sample_cards()
+        if not expressions or not cards:
             return True
-        excluded = self._selectors.excluded(expressions, [card])
-        return isinstance(excluded, Unsupported) or not excluded
+        excluded = self._selectors.excluded(expressions, cards)
+        return isinstance(excluded, Unsupported) or len(excluded) < len(cards)
 
-    def _sample_card(self) -> Card | None:
-        """Return the first card of the cluster, since the selectors of a DeviceClass select all cards or none."""
-        cards = (card for name in self._state.nodes_for_claims() for card in self._state.gpus(name))
-        return next(cards, None)
+    def _sample_cards(self) -> list[Card]:
+        """Return a card of each model and size, since the selectors of a DeviceClass may name those.
+
+        The cards of all nodes are read only from time to time, because the filter calls this for each pod.
+        """
+        read, samples = self._samples
+        if samples and time.monotonic() - read < _SAMPLE_SECONDS:
+            return samples
+        found: dict[tuple[str, int], Card] = {}
+        for name in self._state.nodes_for_claims():
+            for card in self._state.gpus(name):
+                found.setdefault((card.model, card.memory), card)
+        samples = [replace(card, index=i) for i, card in enumerate(found.values())]
+        self._samples = time.monotonic(), samples
+        return samples
 
     def exclusions(self, claim: Claim, cards: Sequence[CardState]) -> Excluded:
         """Return which cards the selectors of the claim's requests and of their DeviceClasses exclude.
@@ -255,7 +272,9 @@ class ClaimDecider:
         node = snapshot.node
         assert node is not None
         result: Placement | Rejection | None = None
-        with self._budgets.call(claim.namespace, request, gone) as call:
+        # In contrast to that of a pod, one request for several cards may need a search.
+        is_long = sum(container.cards for container in request.containers) > 1
+        with self._budgets.call(claim.namespace, request, gone, charge_single=is_long) as call:
             for cards in dict.fromkeys((snapshot.available_cards, snapshot.cards)):
                 limits = call.require_limits()
                 policy = choose_policy(request, node, states_of_type(cards), self._settings, foresight)
@@ -306,11 +325,6 @@ def fits(request: GpuRequest, shares: Sequence[Share], snapshot: NodeSnapshot) -
     """Return whether a claim that has these shares fits beside all others on the node of a snapshot."""
     cards = [share for share in shares if share.type == GPU]
     return still_fits(request, cards, snapshot.cards) and fit_together(snapshot.mig_cards, instances_of(shares))
-
-
-def qualified_attributes(card: Card) -> Mapping[str, Attribute]:
-    """Return the attributes of a card's device with the domain of the driver, as constraints of claims name them."""
-    return {f"{DRIVER}/{name}": value for name, value in attributes(card).items()}
 
 
 def _final(kind: RejectionKind, reason: str) -> Rejection:
