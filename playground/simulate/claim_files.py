@@ -20,6 +20,8 @@ from playground.apiserver.pod_claim_rules import validate_claims
 from playground.simulate.documents import Document, Raw
 
 CLAIM, TEMPLATE, CLASS = KINDS = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass")
+WHOLE_CARDS = "nvidia.com/gpu"
+"""The extended resource that claims serve on nodes with the label `mgpu.io/whole-cards: dra`."""
 _OURS = f'device.driver == "{DRIVER}"'
 _ANY: Any = object()
 """In a shape, a value that only the rules of the API server check, or that has no effect."""
@@ -48,11 +50,13 @@ class ClaimObjects:
         claims: The ResourceClaims by `namespace/name`.
         templates: The claims that the ResourceClaimTemplates describe, without a name, by `namespace/name`.
         classes: The CEL expressions of the DeviceClasses, by the name of the class.
+        extended: The names of the DeviceClasses by the extended resources that they stand for.
     """
 
     claims: dict[str, Claim] = field(default_factory=dict)
     templates: dict[str, Claim] = field(default_factory=dict)
     classes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    extended: dict[str, str] = field(default_factory=dict)
 
 
 def read_claim_objects(documents: Iterable[Document], nodes: Collection[str]) -> ClaimObjects:
@@ -69,6 +73,7 @@ def read_claim_objects(documents: Iterable[Document], nodes: Collection[str]) ->
         _add_class(found, document)
     if not found.classes:
         found.classes = {"mgpu": (_OURS,), "mgpu-whole": (_OURS,)}
+        found.extended = {WHOLE_CARDS: "mgpu-whole"}
     for document in listed:
         if document.kind == CLAIM:
             _add_claim(found, document, nodes)
@@ -82,6 +87,8 @@ def _add_class(found: ClaimObjects, document: Document) -> None:
     _check_unique(document, document.name, found.classes)
     rows = raw["spec"].get("selectors") or ()
     found.classes[document.name] = tuple(row["cel"]["expression"] for row in rows)
+    if resource := raw["spec"].get("extendedResourceName"):
+        found.extended[resource] = min(document.name, found.extended.get(resource, document.name))
 
 
 def _add_claim(found: ClaimObjects, document: Document, nodes: Collection[str]) -> None:

@@ -66,10 +66,12 @@ class _Fit:
 
     Attributes:
         placement: The cards that it gets by its own request, or None if it requests none.
-        allocations: The allocations of its claims that have none yet.
+        claims: Its claims on this node.
+        allocations: The allocations of those that have none yet.
     """
 
     placement: Placement | None
+    claims: PodClaims
     allocations: Sequence[Allocation]
 
 
@@ -215,7 +217,7 @@ class Simulation:
         if fits:
             node = min(fits, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, request, fits[node].placement, node)
-            self._bind_claims(outcome, raw, claims, fits[node].allocations)
+            self._bind_claims(outcome, raw, fits[node])
             if expected is not None:
                 self.cluster.forecast.pod_placed(outcome.pod, expected)
         message = "; ".join(f"{name}: {reason}" for name, reason in outcome.rejections.items())
@@ -296,7 +298,7 @@ class Simulation:
         node is partitioned for it, provided that it then fits this node.
         """
         fits: dict[str, _Fit] = {}
-        allocated: dict[str, list[Allocation]] = {}
+        tried: list[str] = []
         for name, node in self.cluster.raw.items():
             reasons = fit.fits(raw, node, self.cluster.used[name], _counted(node))
             if reasons:
@@ -305,16 +307,12 @@ class Simulation:
             if request is None and outcome.dialect not in (None, DRA):
                 outcome.rejections[name] = f"no node serves {outcome.dialect} pods"
                 continue
-            found = claims.missing or self._claims.allocate(outcome.pod, claims, name)
-            if isinstance(found, list):
-                allocated[name] = found
-                self._try(outcome, request, name, found, fits)
-            else:
-                outcome.rejections[name] = str(found)
+            tried.append(name)
+            self._try(outcome, raw, request, claims, name, fits)
         if request is not None and not fits:
-            node_name = self.cluster.partition_for(outcome.pod, request, list(allocated))
+            node_name = self.cluster.partition_for(outcome.pod, request, tried)
             if node_name:
-                self._try(outcome, request, node_name, allocated[node_name], fits)
+                self._try(outcome, raw, request, claims, node_name, fits)
         ranked = GpuPod(outcome.pod, request or claims.request())
         points = self._ranking.points(ranked, list(fits))
         if points is not None:
@@ -324,15 +322,23 @@ class Simulation:
     def _try(
         self,
         outcome: Outcome,
+        raw: Raw,
         request: GpuRequest | None,
+        claims: PodClaims,
         name: str,
-        allocations: Sequence[Allocation],
         fits: dict[str, _Fit],
     ) -> None:
-        """Assess one node. Store the placement and the score of the pod there, or the reason why it does not fit."""
+        """Assess one node. Store how the pod fits there and the node's score, or the reason why it does not fit."""
         outcome.rejections.pop(name, None)
+        if nvidia_plugin.needs_claim(self.cluster.nodes[name], request):
+            claims = self._claims.with_whole_cards(outcome.pod, raw, claims)
+            request = None
+        allocations = claims.missing or self._claims.allocate(outcome.pod, claims, name)
+        if not isinstance(allocations, list):
+            outcome.rejections[name] = str(allocations)
+            return
         if request is None:
-            fits[name] = _Fit(None, allocations)
+            fits[name] = _Fit(None, claims, allocations)
             points = self._claims.score(allocations, self.cluster.devices(name))
             if points is not None:
                 outcome.scores[name] = points
@@ -343,7 +349,7 @@ class Simulation:
         if isinstance(found, Rejection):
             outcome.rejections[name] = str(found)
             return
-        fits[name] = _Fit(found, allocations)
+        fits[name] = _Fit(found, claims, allocations)
         points = self.cluster.slices_score(outcome.pod, request, name)
         if points is None:
             devices = self.cluster.devices(name, "", occupied_gpuid(outcome.pod, name))
@@ -382,11 +388,11 @@ class Simulation:
         cards, gpus = [state.card for state in devices], self.cluster.partitioned[node].gpus
         outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
 
-    def _bind_claims(self, outcome: Outcome, raw: Raw, claims: PodClaims, allocations: Sequence[Allocation]) -> None:
+    def _bind_claims(self, outcome: Outcome, raw: Raw, found: _Fit) -> None:
         """Write the allocations, and store the claims and what the containers see of them in the outcome."""
-        if not claims.claims:
+        if not found.claims.claims:
             return
-        bound = self._claims.bind(outcome.pod, claims, allocations)
+        bound = self._claims.bind(outcome.pod, found.claims, found.allocations)
         outcome.claims = claim_rows(bound)
         cards = [state.card for state in self.cluster.ledger.cards(outcome.node)]
         for name, given in delivered(raw, bound, cards).items():

@@ -14,14 +14,18 @@ from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import quantity_of_bytes
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import CORES, DRA, MEMORY, MILLI_PER_PERCENT, Claim, Consumer, claim_holding
+from mgpu.model.resource_claims import CORES, DRA, MEMORY, MILLI_PER_PERCENT, Claim, Consumer, claim_holding, read_claim
 from mgpu.presentation.card_views import percent
 from mgpu.settings import Settings
-from playground.simulate.claim_files import CLAIM, TEMPLATE, ClaimObjects
+from playground.scheduling.claims.extended_resources import extended_claim
+from playground.simulate.claim_files import CLAIM, TEMPLATE, WHOLE_CARDS, ClaimObjects
 from playground.simulate.claim_trials import Allocation, Trials, first_request
 from playground.simulate.documents import Raw
 from playground.simulate.simulated_cluster import SimulatedCluster
 from scheduler.engine.node_assessment import score
+
+WHOLE = ""
+"""The entry of the claim that kube-scheduler creates for the extended resources of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,12 @@ class PodClaims:
     Attributes:
         claims: The claims by the names of the entries in the pod's `spec.resourceClaims`.
         missing: What the pod waits for, because the input does not contain it; "" if it is complete.
+        mapped: For each container that requests whole cards by their old name, its requests of the claim `WHOLE`.
     """
 
     claims: Mapping[str, Claim] = field(default_factory=dict)
     missing: str = ""
+    mapped: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def open(self) -> list[Claim]:
@@ -70,6 +76,7 @@ class SimulatedClaims:
         self._settings = settings
         self._templates = objects.templates
         self._claims = dict(objects.claims)
+        self._extended = objects.extended
         self._trials = Trials(cluster, settings, objects.classes)
 
     def take_in(self) -> None:
@@ -91,6 +98,19 @@ class SimulatedClaims:
                 return PodClaims(found, f"{missing} does not exist")
             found[entry["name"]] = claim or self._generated(pod, entry, self._templates[template])
         return PodClaims(found)
+
+    def with_whole_cards(self, pod: Pod, raw: Raw, claims: PodClaims) -> PodClaims:
+        """Return the claims of a pod with the one that kube-scheduler would create for its `nvidia.com/gpu`."""
+        if WHOLE_CARDS not in self._extended:
+            return replace(claims, missing=f"no DeviceClass stands for {WHOLE_CARDS}")
+        made = extended_claim(raw, [WHOLE_CARDS], self._extended)
+        name = f"{pod.name}-extended-resources"
+        meta = {"namespace": pod.namespace, "name": name, "uid": f"{CLAIM}/{pod.namespace}/{name}"}
+        mapped: dict[str, list[str]] = {}
+        for row in made.mappings:
+            mapped.setdefault(row["containerName"], []).append(row["requestName"])
+        claim = read_claim({**made.claim, "metadata": meta})
+        return replace(claims, claims={**claims.claims, WHOLE: claim}, mapped=mapped)
 
     def _generated(self, pod: Pod, entry: Raw, template: Claim) -> Claim:
         name = _generated_name(pod, entry)
@@ -144,7 +164,7 @@ class SimulatedClaims:
             written = allocated.get(claim.uid, claim)
             self._claims[claim.key] = replace(written, consumers=(*written.consumers, consumer))
             self._hold(written)
-        return PodClaims({entry: self._claims[claim.key] for entry, claim in claims.claims.items()})
+        return replace(claims, claims={entry: self._claims[claim.key] for entry, claim in claims.claims.items()})
 
     def _hold(self, claim: Claim) -> None:
         holding = claim_holding(claim)
@@ -186,13 +206,15 @@ def delivered(raw: Raw, claims: PodClaims, cards: Sequence[Card]) -> dict[str, R
 
 
 def _views(container: Raw, claims: PodClaims, cards: Sequence[Card]) -> Iterator[View]:
-    for row in (container.get("resources") or {}).get("claims") or ():
-        claim = claims.claims[row["name"]]
-        if claim.results:
-            by_name = {view.name: view for view in views_of(claim, cards)}
-            wanted = row.get("request") or (WHOLE_CLAIM if WHOLE_CLAIM in by_name else next(iter(by_name)))
-            if wanted in by_name:
-                yield by_name[wanted]
+    rows = (container.get("resources") or {}).get("claims") or ()
+    wanted = [(row["name"], row.get("request") or WHOLE_CLAIM) for row in rows]
+    wanted += [(WHOLE, request) for request in claims.mapped.get(container["name"], ())]
+    for entry, request in wanted:
+        by_name = {view.name: view for view in views_of(claims.claims[entry], cards)}
+        if request == WHOLE_CLAIM and len(by_name) == 1:  # a claim with one request has no view of its own
+            yield from by_name.values()
+        elif request in by_name:
+            yield by_name[request]
 
 
 def _delivered(views: Sequence[View]) -> Raw:

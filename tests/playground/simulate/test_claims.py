@@ -214,6 +214,22 @@ def test_classes_of_the_input_replace_those_of_the_manifests() -> None:
     assert "there is no DeviceClass mgpu" in row["rejections"]["n1"]
 
 
+def test_whole_cards_by_their_old_name_are_a_claim_where_no_plugin_serves_them() -> None:
+    theirs = served()
+    theirs["metadata"]["labels"]["mgpu.io/whole-cards"] = "dra"
+    whole = pod("whole", {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}})
+    _, row, more = simulated(theirs, share("classic"), whole, {**whole, "metadata": {"name": "more"}})["pods"]
+    assert (row["node"], row["dialect"], row["annotations"], cards(row)) == ("n1", "koordinator", {}, [1])
+    (held,) = row["claims"]
+    assert held["name"] == "whole-extended-resources"
+    assert held["results"][0]["consumedCapacity"] == {"cores": "100", "memory": "80Gi"}
+    assert row["containers"]["c"]["env"]["NVIDIA_VISIBLE_DEVICES"] == "GPU-n1-1"
+    assert "2 in use, but a whole card is requested" in more["rejections"]["n1"]
+    other = device_class("other", 'device.driver == "gpu.mgpu.io"')
+    (row,) = simulated(theirs, other, whole)["pods"]
+    assert row["rejections"] == {"n1": "no DeviceClass stands for nvidia.com/gpu"}
+
+
 def test_pod_with_a_claim_and_a_request_of_its_own_gets_both() -> None:
     raw = user("p")
     raw["spec"]["containers"].append({**share("x", core=90)["spec"]["containers"][0], "name": "own"})
