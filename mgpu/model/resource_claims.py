@@ -285,8 +285,8 @@ def gpu_request(claim: Claim) -> GpuRequest:
 
     The result has one "container" for each request of the claim, which is named as the request. A request for several
     cards gets different cards. A request without capacity is for whole cards. If it states only one of the two
-    amounts, the default of the other one applies, which is all of the card. If both amounts are 0, the least ones that
-    an agent publishes count: kube-scheduler raises 0 to them except on a full card, on which nothing would always fit,
+    amounts, the default of the other one applies, which is all of the card. If both amounts are 0, a least share
+    counts: kube-scheduler raises the memory to its minimum except on a full card, on which nothing would always fit,
     although the claim shows the card to its containers. MIG instances are requests for devices of other types, one for
     each profile. Administrative access holds nothing.
     """
