@@ -55,6 +55,9 @@ class TestRequests:
     def test_all_devices_are_a_count_of_zero(self) -> None:
         assert requests(request(allocationMode="All"))[0].count == 0
 
+    def test_huge_count_is_read_as_one_more_than_is_ever_allocated(self) -> None:
+        assert requests(request(count=10**12))[0].count == 33
+
     def test_administrative_access_is_read(self) -> None:
         assert requests(request(adminAccess=True))[0].admin
 
