@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from playground.kubelet.dra import DraConfig
 from playground.nodes import MGPU, NodeSpec
 from playground.processes import free_port
 from playground.samples import example, templates_for
-from tests.e2e.bench import Bench, asking, share
+from tests.e2e.bench import PODS, Bench, asking, share
 from tests.e2e.claimed import HOST, NAMED, TEMPLATES, Claimed, wanted
 from tests.e2e.clusters import patient
 from tests.waiting import until
@@ -291,12 +291,21 @@ def test_simulation_agrees_with_the_cluster(claimed: Claimed) -> None:
         actual = claimed.bench.cards(name) if name.startswith("classic") else claimed.exact(name)
         assert {container: sorted(set(indexes)) for container, indexes in cards.items()} == actual, name
 
+    for node, cards in _simulated(claimed)["nodes"].items():
+        used = [(card["core"]["used"], card["memory"]["used"] >> 30) for card in cards["cards"]]
+        assert used == claimed.used(node)
 
-def _simulated(claimed: Claimed, names: list[str]) -> Any:
-    """Return the output of `mgpu simulate` for the pods of the cluster, as if none of them had been placed."""
+
+def _simulated(claimed: Claimed, names: Sequence[str] = ()) -> Any:
+    """Return the output of `mgpu simulate` for the cluster as it is, or as if none of these pods had been placed."""
     objects: list[Any] = [{**raw, "kind": kind} for kind, path in _LISTS.items() for raw in claimed.api.list(path)[0]]
-    claims = [raw for raw in claimed.api.list(NAMED)[0] if not raw["metadata"].get("ownerReferences")]
-    objects += [{**raw, "kind": "ResourceClaim", "status": {}} for raw in claims]
+    claims = claimed.api.list(NAMED)[0]
+    if names:
+        unowned = [raw for raw in claims if not raw["metadata"].get("ownerReferences")]
+        objects += [{**raw, "kind": "ResourceClaim", "status": {}} for raw in unowned]
+    else:
+        objects += [{**raw, "kind": "ResourceClaim"} for raw in claims]
+        objects += [{**raw, "kind": "Pod"} for raw in claimed.api.list(PODS)[0]]
     for name in names:
         raw = claimed.bench.raw(name)
         spec = {key: value for key, value in raw["spec"].items() if key != "nodeName"}
