@@ -33,23 +33,27 @@ def validate_claims(spec: Object) -> Iterator[Cause]:
 
 
 def _check_references(container: Object, field: str, names: set[str]) -> Iterator[Cause]:
-    seen = set()
+    seen: set[str] = set()
     for i, row in enumerate((container.get("resources") or {}).get("claims") or []):
+        place = f"{field}[{i}]"
         name = row.get("name") or ""
         request = row.get("request") or ""
         if not name:
-            yield required(f"{field}[{i}].name")
-        elif name not in names:
-            shown = f'Not found: "{name}"'
-            yield Cause(f"{field}[{i}].name", shown, "FieldValueNotFound")
-        if request:
-            yield from required_label(request, f"{field}[{i}].request")
+            yield required(place)
+            continue
         whole = f"{name}/{request}" if request else name
-        if whole in seen:
-            yield duplicate(f"{field}[{i}]", whole)
-        elif request and name in seen:
-            yield duplicate(f"{field}[{i}].name", name)
-        seen.add(whole)
+        if name in seen:
+            yield duplicate(place, name)
+        else:
+            if request:
+                yield from required_label(request, f"{place}.request")
+            if whole in seen or (not request and any(other.startswith(f"{name}/") for other in seen)):
+                yield duplicate(place, whole)
+            seen.add(whole)
+        if name not in names:
+            known = f": {', '.join(sorted(names))}" if names else " which is empty"
+            detail = f"must be one of the names in pod.spec.resourceClaims{known}"
+            yield Cause(place, f'Not found: "{name}": {detail}', "FieldValueNotFound")
 
 
 def validate_status(new: Object, _old: Object) -> Iterator[Cause]:

@@ -214,14 +214,14 @@ def _check_range(capacity: str, default: str, bounds: Object, field: str) -> Ite
     if least > most:
         yield invalid_value(f"{field}.min", low, f"min is larger than capacity value: {capacity}")
     if usual < least:
-        yield invalid_value(f"{field}.default", default, f"default is less than min: {low}")
+        yield invalid_value(f"{field}.min", default, f"default is less than min: {low}")
     if high is not None:
         if least > parse_quantity(high):
             yield invalid_value(f"{field}.max", low, f"min is larger than max: {high}")
         if parse_quantity(high) > most:
             yield invalid_value(f"{field}.max", high, f"max is larger than capacity value: {capacity}")
         if usual > parse_quantity(high):
-            yield invalid_value(f"{field}.default", default, f"default is more than max: {high}")
+            yield invalid_value(f"{field}.max", default, f"default is more than max: {high}")
     if step is not None:
         yield from _check_step(capacity, (low, step), [default, *([high] if high is not None else [])], f"{field}.step")
 
@@ -230,6 +230,7 @@ def _check_step(capacity: str, bounds: tuple[str, str], values: list[str], field
     low, step = bounds
     width = parse_quantity(step)
     if width <= 0:
+        # kube-apiserver 1.36 divides by zero, and closes the connection without an answer.
         yield invalid_value(field, step, "must be greater than zero")
         return
     added = parse_quantity(low) + width

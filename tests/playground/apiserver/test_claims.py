@@ -277,7 +277,7 @@ def test_container_names_claims_of_its_pod(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod(spec=spec, resources={"claims": [{"name": "gpu", "request": "one"}]}))
     assert made["spec"]["containers"][0]["resources"] == {"claims": [{"name": "gpu", "request": "one"}]}
     reply = api.call("POST", pods, pod("q", spec=spec, resources={"claims": [{"name": "other"}]}))
-    assert refusal(reply) == ("spec.containers[0].resources.claims[0].name", "FieldValueNotFound")
+    assert refusal(reply) == ("spec.containers[0].resources.claims[0]", "FieldValueNotFound")
     changed = api.patch(f"{pods}/p", {"spec": {"resourceClaims": None}})
     assert changed.code == 422, "the claims of a pod are immutable"
 
