@@ -241,7 +241,7 @@ def test_invalid_reference_to_a_claim_denies_the_pod() -> None:
     raw = user("p")
     raw["spec"]["containers"][0]["resources"]["claims"] = [{"name": "odd"}]
     (row,) = simulated(served(), template(), raw)["pods"]
-    assert row["denied"][0]["field"] == "spec.containers[0].resources.claims[0].name"
+    assert row["denied"][0]["field"] == "spec.containers[0].resources.claims[0]"
     raw["spec"]["resourceClaims"] = {"name": "gpu"}
     (row,) = simulated(served(), template(), raw)["pods"]
     assert row["denied"][0] == {"field": "spec.resourceClaims", "message": "must be a list"}
