@@ -34,7 +34,7 @@ from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.cluster.reservations import Reservation
-from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
 from scheduler.decisions.effort_budgets import CallerGone, EffortBudgets, EffortExceeded, never
 from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.decisions.mig_decisions import InstanceDecider
@@ -181,7 +181,7 @@ class ClaimDecider:
             instances = self._instances.place(claim, request, snapshot)
         if isinstance(instances, Rejection) or not request.containers:
             return instances
-        cards = self._search(claim, request, snapshot, self.exclusions(claim, snapshot.cards), gone)
+        cards = self._search(claim, request, snapshot, self.exclusions(claim, request, snapshot.cards), gone)
         return cards if isinstance(cards, Rejection) else replace(cards, others=instances.others)
 
     def assess(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> Rejection | None:
@@ -232,29 +232,30 @@ class ClaimDecider:
         self._samples = time.monotonic(), samples
         return samples
 
-    def exclusions(self, claim: Claim, cards: Sequence[CardState]) -> Excluded:
-        """Return which cards the selectors of the claim's requests and of their DeviceClasses exclude.
+    def exclusions(self, claim: Claim, wanted: GpuRequest, cards: Sequence[CardState]) -> Excluded:
+        """Return which cards the selectors of these requests of the claim and of their DeviceClasses exclude.
 
         kube-scheduler has evaluated the selectors for the cards that it has chosen, so these are never excluded. If
         mgpu cannot evaluate a selector, or does not know the class yet, no other cards are allowed.
         """
         gpus = [state.card for state in states_of_type(cards)]
         found: dict[str, Mapping[int, str]] = {}
-        for name in dict.fromkeys([*(request.name for request in claim.requests), *(r.request for r in claim.results)]):
+        patience = Patience()
+        for name in dict.fromkeys(container.container for container in wanted.containers):
             own = {card_index(result.device) for result in claim.results if result.request == name} - {None}
-            excluded = self._excluded(claim, name, gpus)
+            excluded = self._excluded(claim, name, gpus, patience)
             kept = {index: reason for index, reason in excluded.items() if index not in own}
             if kept:
                 found[name] = kept
         return found
 
-    def _excluded(self, claim: Claim, name: str, cards: Sequence[Card]) -> Mapping[int, str]:
+    def _excluded(self, claim: Claim, name: str, cards: Sequence[Card], patience: Patience) -> Mapping[int, str]:
         request = claim.request(name)
         of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
         if request is None or of_class is None:
             return {card.index: "its DeviceClass is not known to mgpu (yet)" for card in cards}
         expressions = (*of_class, *request.selectors)
-        excluded = self._selectors.excluded(expressions, cards) if expressions else {}
+        excluded = self._selectors.excluded(expressions, cards, patience) if expressions else {}
         if isinstance(excluded, Unsupported):
             return {card.index: f"not chosen by kube-scheduler; {excluded.reason}" for card in cards}
         return excluded

@@ -11,11 +11,14 @@ kube-scheduler's choice.
 
 Users write the expressions. The API server has checked their length and estimated their cost before it stored them, and
 kube-scheduler has evaluated them with a limit. The library limits the depth of an expression and the number of its
-iterations, and evaluates regular expressions in linear time. What is cached is limited here.
+iterations, and evaluates regular expressions in linear time. That permits 0.1 s for each of the 64 cards of a node and
+each of 8,192 selectors of a claim, and a leak of 50 MB in each evaluation (`selector_functions`). So this module limits
+what is cached, the time for the selectors of a claim (`Patience`), and the calls of functions that leak.
 """
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +38,10 @@ _MAX_CHARACTERS = 128 * 1024
 _MAX_RESULTS = 16_384
 """The results that are cached. Most selectors read only attributes that many cards have in common, so they have few
 results. Without this cache, a long-running scheduler would lose memory (`selector_functions`)."""
+_MAX_CALLS = 200_000
+"""The calls of `selector_functions` until the process ends, each of which leaks 337 bytes or less. An expression makes
+some calls for each kind of card, and only when its result is not cached."""
+_PATIENCE_SECONDS = 0.2
 _LONGEST_TEXT = 80
 """The characters of an expression or an error in a reason."""
 
@@ -49,6 +56,12 @@ _ACCESS = re.compile(
     r"\bdevice\s*\.\s*(?:(?:driver|allowMultipleAllocations)\b"
     rf"|(?:attributes|capacity)\s*\[\s*\??\s*{_TEXT}\s*\]\s*{_NAMED})"
 )
+_FUNCTION = re.compile(
+    r"\b(?:quantity|isQuantity|semver|isSemver|compareTo|isGreaterThan|isLessThan|add|sub|isInteger|asInteger"
+    r"|asApproximateFloat|sign|major|minor|patch)\b"
+)
+"""The functions of `selector_functions`."""
+_LOOP = re.compile(r"\b(?:all|exists|exists_one|existsOne|filter|map)\b")
 _MISSING_KEY = re.compile(r"Key not found in map : \"(.*)\"", re.DOTALL)
 _ATTRIBUTE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -57,11 +70,25 @@ Device = Card | MigOffer
 """What a DRA device of mgpu's driver stands for."""
 
 
+class Patience:
+    """The time that the selectors of one claim may take together. Not thread-safe.
+
+    Attributes:
+        left: The remaining seconds of CPU time. It is exceeded by at most one compilation or evaluation.
+    """
+
+    def __init__(self, seconds: float = _PATIENCE_SECONDS) -> None:
+        self.left = seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     """The answer that mgpu cannot evaluate a selector, although kube-scheduler can."""
 
     reason: str
+
+
+_TOO_SLOW = Unsupported("mgpu does not evaluate all selectors of this claim, because that takes too long")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +99,14 @@ class _Selector:
         number: The number that stands for the expression in the cache of results.
         text: The expression as messages show it.
         domains: The domains for which the expression may look up attributes.
+        calls: The most calls of functions that leak in one evaluation.
         attributes: The names of all attributes that the result depends on; None if it may depend on any.
     """
 
     number: int
     text: str
     program: Any
+    calls: int
     domains: frozenset[str]
     attributes: tuple[str, ...] | None
 
@@ -99,44 +128,63 @@ class Selectors:
         self._compiled: OrderedDict[str, _Selector | Unsupported] = OrderedDict()
         self._characters = 0
         self._numbers = 0
+        self._calls = 0
         self._results: OrderedDict[Hashable, str | Unsupported | None] = OrderedDict()
 
-    def excluded(self, expressions: Sequence[str], cards: Sequence[Card]) -> Mapping[int, str] | Unsupported:
+    def excluded(
+        self, expressions: Sequence[str], cards: Sequence[Card], patience: Patience | None = None
+    ) -> Mapping[int, str] | Unsupported:
         """Return the indexes of the cards for which an expression is not true, each with the reason.
 
         An expression whose evaluation fails for a card excludes it, because kube-scheduler would not take it either.
+
+        Args:
+            patience: The time that is left for the selectors of the claim.
         """
-        reasons = self._reasons(expressions, cards)
+        reasons = self._reasons(expressions, cards, patience or Patience())
         if isinstance(reasons, Unsupported):
             return reasons
         pairs = zip(cards, reasons, strict=True)
         return {card.index: reason for card, reason in pairs if reason is not None}
 
     def excluded_instances(
-        self, expressions: Sequence[str], offers: Sequence[MigOffer]
+        self, expressions: Sequence[str], offers: Sequence[MigOffer], patience: Patience | None = None
     ) -> Mapping[MigDevice, str] | Unsupported:
         """Return the MIG instances for which an expression is not true, each with the reason, as `excluded` does."""
-        reasons = self._reasons(expressions, offers)
+        reasons = self._reasons(expressions, offers, patience or Patience())
         if isinstance(reasons, Unsupported):
             return reasons
         pairs = zip(offers, reasons, strict=True)
         return {offer.device: reason for offer, reason in pairs if reason is not None}
 
-    def _reasons(self, expressions: Sequence[str], devices: Sequence[Device]) -> list[str | None] | Unsupported:
+    def _reasons(
+        self, expressions: Sequence[str], devices: Sequence[Device], patience: Patience
+    ) -> list[str | None] | Unsupported:
         """Return for each device why it is excluded, or None if it is not."""
-        found: list[str | None] = []
         with self._lock:
-            selectors: list[_Selector] = []
-            for expression in expressions:
-                selector = self._selector(expression)
-                if isinstance(selector, Unsupported):
-                    return selector
-                selectors.append(selector)
-            for device in devices:
-                reason = self._reason_against(device, selectors)
-                if isinstance(reason, Unsupported):
-                    return reason
-                found.append(reason)
+            began = time.thread_time()
+            try:
+                return self._reasons_until(expressions, devices, began + patience.left)
+            finally:
+                patience.left -= time.thread_time() - began
+
+    def _reasons_until(
+        self, expressions: Sequence[str], devices: Sequence[Device], end: float
+    ) -> list[str | None] | Unsupported:
+        selectors: list[_Selector] = []
+        for expression in dict.fromkeys(expressions):
+            if time.thread_time() > end:
+                return _TOO_SLOW
+            selector = self._selector(expression)
+            if isinstance(selector, Unsupported):
+                return selector
+            selectors.append(selector)
+        found: list[str | None] = []
+        for device in devices:
+            reason = self._reason_against(device, selectors, end)
+            if isinstance(reason, Unsupported):
+                return reason
+            found.append(reason)
         return found
 
     def _selector(self, expression: str) -> _Selector | Unsupported:
@@ -160,15 +208,22 @@ class Selectors:
             self._functions = selector_functions
             self._environment = selector_functions.environment()
         text = _shortened(expression)
+        calls = len(_FUNCTION.findall(expression))
+        if calls and _LOOP.search(expression):
+            return Unsupported(
+                f"the selector {text} has functions for quantities or versions beside a loop over a list"
+            )
         try:
             program = self._environment.compile(expression)
         except (RuntimeError, ValueError) as error:
             return Unsupported(f"mgpu cannot compile the selector {text}: {_cause(str(error))}")
         self._numbers += 1
-        return _Selector(self._numbers, text, program, _domains(expression), _attributes(expression))
+        return _Selector(self._numbers, text, program, calls, _domains(expression), _attributes(expression))
 
-    def _reason_against(self, device: Device, selectors: Sequence[_Selector]) -> str | Unsupported | None:
+    def _reason_against(self, device: Device, selectors: Sequence[_Selector], end: float) -> str | Unsupported | None:
         for selector in selectors:
+            if time.thread_time() > end:
+                return _TOO_SLOW
             key = selector.key(device)
             if key in self._results:
                 self._results.move_to_end(key)
@@ -181,6 +236,10 @@ class Selectors:
         return None
 
     def _evaluate(self, selector: _Selector, device: Device) -> str | Unsupported | None:
+        self._calls += selector.calls
+        if selector.calls and self._calls > _MAX_CALLS:
+            text = "mgpu evaluates no more selectors with quantities or versions until its scheduler starts again"
+            return Unsupported(text)
         try:
             result = selector.program.eval(data={"device": self._device(device, selector.domains)})
         except (RuntimeError, ValueError) as error:

@@ -17,7 +17,7 @@ from mgpu.model.resource_claims import DRIVER, Claim, DeviceRequest, Result
 from mgpu.model.slice_names import MIG_CLAIMS
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeSnapshot
-from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
 from scheduler.engine.mig_placement import InstanceRule, WantedInstance, place_instances
 
 
@@ -85,7 +85,8 @@ class InstanceDecider:
         rules = _rules(claim, wishes, snapshot.mig_cards)
         if isinstance(rules, Rejection):
             return rules
-        wanted = [WantedInstance(w.request, self._allowed(claim, w, snapshot.mig_cards)) for w in wishes]
+        patience = Patience()
+        wanted = [WantedInstance(w.request, self._allowed(claim, w, snapshot.mig_cards, patience)) for w in wishes]
         found = place_instances(snapshot.mig_cards, wanted, rules)
         if found.devices is not None:
             return found.devices
@@ -94,7 +95,9 @@ class InstanceDecider:
             return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
         return _rejection(claim, wishes, wanted, snapshot.mig_cards)
 
-    def _allowed(self, claim: Claim, wish: _Wish, cards: Sequence[MigCardState]) -> frozenset[MigDevice]:
+    def _allowed(
+        self, claim: Claim, wish: _Wish, cards: Sequence[MigCardState], patience: Patience
+    ) -> frozenset[MigDevice]:
         """Return the instances that a result may get: kube-scheduler's own choice, and those like it.
 
         kube-scheduler has evaluated the selectors for its choice. If mgpu cannot evaluate a selector, or does not know
@@ -113,7 +116,7 @@ class InstanceDecider:
             for offer in offers_of(state.card)
             if _is_like(offer, wish)
         ]
-        excluded = self._selectors.excluded_instances((*of_class, *request.selectors), offers)
+        excluded = self._selectors.excluded_instances((*of_class, *request.selectors), offers, patience)
         if isinstance(excluded, Unsupported):
             return own
         found = frozenset(offer.device for offer in offers if offer.device not in excluded)

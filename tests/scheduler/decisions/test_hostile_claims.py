@@ -1,9 +1,14 @@
 """Claims with which a tenant tries to use up the time or the memory of the scheduler."""
 
+import time
+from typing import Any
+
 import pytest
 
 from mgpu.model.gpu_requests import Rejection
+from scheduler.decisions import claim_selectors, selector_functions
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.decisions.effort_budgets import EffortBudgets
 from tests import builders as b
 from tests.scheduler.claim_objects import Raw, claim, request, serving, submit
@@ -19,7 +24,8 @@ def assess(replica: Replica, raw: Raw, budgets: EffortBudgets | None = None) -> 
     replica.deliver()
     found = replica.state.claims.named("default", raw["metadata"]["name"])
     assert found is not None
-    decider = ClaimDecider(replica.state, replica.api, replica.settings, budgets)
+    api: Any = replica.api
+    decider = ClaimDecider(replica.state, api, replica.settings, budgets)
     names = {one.name for one in found.requests}
     return decider.assess(found, names, replica.state.node_snapshot("n1", found.uid))
 
@@ -44,3 +50,57 @@ def test_search_for_one_request_for_several_cards_is_charged(cards: int, is_char
     put(replica, *(b.share(f"p{i}", 1 + i, annotations=record(str(i)), node="n1") for i in range(64)))
     assess(replica, raw, budgets)
     assert (budgets.remaining("default") < before) == is_charged
+
+
+LOOP = f"[{','.join(map(str, range(90)))}]"
+"""Kubernetes estimates the cost of two such loops in one another at 57,971 of 1,000,000 allowed."""
+
+
+def selector(expression: str) -> Raw:
+    return {"cel": {"expression": expression}}
+
+
+def test_time_for_the_selectors_of_a_claim_is_limited() -> None:
+    """41 KB of selectors took 25 s for each node, with the lock for all selectors held for seconds."""
+    slow = [
+        selector(f'{LOOP}.all(x, {LOOP}.all(y, x + y >= {-i} && device.attributes["gpu.mgpu.io"].uuid != ""))')
+        for i in range(64)
+    ]
+    rows = [request(f"r{i}", cores=1, memory="1Mi", selectors=slow[i * 8 : i * 8 + 8]) for i in range(8)]
+    replica = serving(("n1", 64))
+    began = time.thread_time()
+    rejection = assess(replica, claim("c", *rows))
+    assert "mgpu does not evaluate all selectors of this claim" in str(rejection)
+    assert time.thread_time() - began < 2.5
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f'{LOOP}.all(x, {LOOP}.all(y, quantity("1").isLessThan(quantity("2"))))',
+        '[1, 2].exists(x, isSemver //\n ("1.0.0"))',
+    ],
+)
+def test_functions_that_leak_memory_are_not_called_in_loops(expression: str) -> None:
+    """Each evaluation of the first one leaked 3.3 MiB, and the API server accepts 17 times as much."""
+    found = Selectors().excluded([expression], [b.card()])
+    assert isinstance(found, Unsupported)
+    assert "beside a loop over a list" in found.reason
+
+
+def test_calls_of_functions_that_leak_memory_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_selectors, "_MAX_CALLS", 12)
+    selectors = Selectors()
+    texts = [f'quantity("1").isLessThan(quantity("{i}"))' for i in range(2, 7)]
+    found = [selectors.excluded([text], [b.card()]) for text in texts]
+    assert [isinstance(one, Unsupported) for one in found] == [False] * 4 + [True]
+    assert selectors.excluded(["device.allowMultipleAllocations"], [b.card()]) == {}
+    assert selectors.excluded([texts[0]], [b.card()]) == {}
+
+
+def test_names_of_functions_that_leak_memory_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(selector_functions, "_function", lambda name, *_, **__: names.append(name))
+    selector_functions._functions()
+    assert len(names) > 10
+    assert all(claim_selectors._FUNCTION.fullmatch(name) for name in names)
