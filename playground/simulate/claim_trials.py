@@ -13,6 +13,7 @@ from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.resource_claims import (
+    LEAST_MEMORY,
     MILLI_PER_PERCENT,
     Claim,
     DeviceRequest,
@@ -30,7 +31,6 @@ from scheduler.engine.node_assessment import Foresight, choose_policy
 
 _MOST_SETS = 1000
 """The most sets of alternatives that are tried for a claim on a node."""
-_MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _results(
     A request for all devices gets one for each card that its selectors allow and that has room.
     """
     core = None if request.core is None else _rounded_up(request.core, MILLI_PER_PERCENT)
-    memory = None if request.memory is None else _rounded_up(request.memory, _MEBIBYTE)
+    memory = None if request.memory is None else _rounded_up(max(1, request.memory), LEAST_MEMORY)
     one = Result(0, request.name, node, "", core=core, memory=memory, admin=request.admin)
     if request.count:
         return [one] * request.count
@@ -145,8 +145,8 @@ def _results(
 
 
 def _rounded_up(amount: int, step: int) -> int:
-    """Return the amount that kube-scheduler consumes for a request: at least one step, and a multiple of it."""
-    return max(step, -(-amount // step) * step)
+    """Return the amount that kube-scheduler consumes for a request, which is a multiple of the published step."""
+    return -(-amount // step) * step
 
 
 def _has_room(state: CardState, result: Result) -> bool:

@@ -167,10 +167,17 @@ def test_request_for_two_cards_waits_where_only_one_has_room() -> None:
     assert row["rejections"] == {"n1": "request gpu needs 2 different cards, and too few can take it"}
 
 
-def test_amounts_are_rounded_up_to_what_kube_scheduler_consumes() -> None:
-    rows = {"name": "gpu", "exactly": exactly(capacity={"requests": {"cores": "500m", "memory": "1500Ki"}})}
+@pytest.mark.parametrize(
+    ("requested", "consumed"),
+    [(("500m", "1500Ki"), ("1", "2Mi")), (("0", "2Gi"), ("0", "2Gi")), (("5", "0"), ("5", "1Mi"))],
+)
+def test_amounts_are_rounded_up_to_what_kube_scheduler_consumes(
+    requested: tuple[str, str], consumed: tuple[str, str]
+) -> None:
+    amounts = dict(zip(("cores", "memory"), requested, strict=True))
+    rows = {"name": "gpu", "exactly": exactly(capacity={"requests": amounts})}
     (row,) = simulated(served(), template("t", rows), user("p"))["pods"]
-    assert row["claims"][0]["results"][0]["consumedCapacity"] == {"cores": "1", "memory": "2Mi"}
+    assert tuple(row["claims"][0]["results"][0]["consumedCapacity"].values()) == consumed
 
 
 def test_alternatives_are_tried_in_their_order() -> None:
