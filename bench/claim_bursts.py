@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from bench.control_plane import Server, add_nodes, kube_scheduler, mgpu_server, spread
+from bench.control_plane import CARDS, Server, add_nodes, kube_scheduler, mgpu_server, spread
 from bench.rows import Options, Row, Skipped
 from mgpu.model.quantities import whole_bytes
 from mgpu.model.resource_claims import CORES, MEMORY, SLICES
@@ -34,7 +34,7 @@ from tests import builders
 from tests.builders import cards
 
 NODES, PODS, ROUNDS = 12, 300, 3
-_BURST_NODES, _BURST_PODS, _SEEDS = 3, 60, 10
+_BURST_NODES, _BURST_CARDS, _BURST_PODS, _SEEDS = 3, 4, 60, 10
 _SIZES = ((10, 6), (20, 14), (30, 20))
 """The compute in percent of a card, and the memory in GiB, of the pods of a burst. A card has 80 GiB."""
 _PODS = "/api/v1/namespaces/default/pods"
@@ -83,7 +83,7 @@ def rows(options: Options) -> Iterator[Row]:
         raise Skipped(f"{ASSETS} names no directory with {', '.join(_PROGRAMS)}")
     with mgpu_server(assets, components=("dra",)) as (server, extender), _controllers(assets, server):
         add_nodes(server, NODES)
-        _publish(server, NODES)
+        _publish(server, NODES, CARDS)
         _create_templates(server)
         rates: dict[Setup, list[float]] = {setup: [] for setup in Setup}
         for _ in range(options.repeats(ROUNDS)):
@@ -105,12 +105,14 @@ def rows(options: Options) -> Iterator[Row]:
 
 def _burst_rows(assets: Path, seeds: int) -> Iterator[Row]:
     with mgpu_server(assets, components=("dra",)) as (server, extender), _controllers(assets, server):
-        add_nodes(server, _BURST_NODES)
-        _publish(server, _BURST_NODES)
+        add_nodes(server, _BURST_NODES, _BURST_CARDS)
+        _publish(server, _BURST_NODES, _BURST_CARDS)
         _create_templates(server)
         with kube_scheduler(assets, server, extender, 0):
             bursts = [_burst(server, seed) for seed in range(seeds)]
-    what = f"{seeds} bursts of {_BURST_PODS} claims and {_BURST_PODS} classic pods on {_BURST_NODES * 8} cards"
+    what = (
+        f"{seeds} bursts of {_BURST_PODS} claims and {_BURST_PODS} classic pods on {_BURST_NODES * _BURST_CARDS} cards"
+    )
     bound = ", ".join(str(burst.bound) for burst in bursts)
     yield Row(
         what=f"{what}: cards over their size", value=sum(b.over for b in bursts), unit="", remark=f"bound {bound}"
@@ -182,7 +184,7 @@ def _used(server: Server) -> dict[tuple[str, str], tuple[int, int]]:
 def _stranded(server: Server) -> int:
     """Return how many of the waiting pods fit on some card, counted one by one."""
     used = _used(server)
-    names = [(f"node-{i}", f"card-{card}") for i in range(_BURST_NODES) for card in range(8)]
+    names = [(f"node-{i}", f"card-{card}") for i in range(_BURST_NODES) for card in range(_BURST_CARDS)]
     waiting = [pod for pod in _items(server, _PODS) if not pod["spec"].get("nodeName")]
     return sum(
         any(
@@ -219,11 +221,11 @@ def _create_templates(server: Server) -> None:
         server.client().call("POST", path, orjson.dumps(template))
 
 
-def _publish(server: Server, nodes: int) -> None:
+def _publish(server: Server, nodes: int, count: int) -> None:
     for i in range(nodes):
         name = f"node-{i}"
         uid = orjson.loads(server.client().call("GET", f"/api/v1/nodes/{name}"))["metadata"]["uid"]
-        published = [PublishedCard(card, card.core, card.memory) for card in cards(8, node=name)]
+        published = [PublishedCard(card, card.core, card.memory) for card in cards(count, node=name)]
         server.client().call("POST", SLICES, orjson.dumps(make_slice(name, uid, published, 1, {})))
 
 

@@ -149,9 +149,9 @@ def spread(server: Server, count: int, do: Callable[[Client, int], object]) -> l
     return took
 
 
-def add_nodes(server: Server, nodes: int) -> None:
-    """Create Nodes that are ready, each with a Device of `CARDS` cards."""
-    amounts = {CORE: str(100 * CARDS), MEMORY: str(CARDS * 80 << 10)}
+def add_nodes(server: Server, nodes: int, count: int = CARDS) -> None:
+    """Create Nodes that are ready, each with a Device of `count` cards."""
+    amounts = {CORE: str(100 * count), MEMORY: str(count * 80 << 10)}
     capacity = {"cpu": "640", "memory": "2Ti", "pods": "1000", **amounts}
     status = {"capacity": capacity, "allocatable": capacity, "conditions": [{"type": "Ready", "status": "True"}]}
 
@@ -160,7 +160,7 @@ def add_nodes(server: Server, nodes: int) -> None:
         labels = {"vke.node.gpu.schedule": "mgpu", "kubernetes.io/hostname": name}
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
         uid = orjson.loads(client.call("POST", "/api/v1/nodes", orjson.dumps(body)))["metadata"]["uid"]
-        device = write_device(Node(name), uid, cards(CARDS, node=name))
+        device = write_device(Node(name), uid, cards(count, node=name))
         client.call("POST", f"/apis/{DEVICE_API}/devices", orjson.dumps(device))
 
     spread(server, nodes, add)
