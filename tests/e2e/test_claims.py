@@ -1,5 +1,6 @@
 """ResourceClaims beside the pods of the vocabularies: what runs on which cards, and what an outage changes."""
 
+import io
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -8,13 +9,17 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from rich.console import Console
 
 from mgpu.cli.main import main
 from mgpu.kube import ApiError
 from mgpu.kube.client import JSON_PATCH
 from mgpu.model.device_object import DEVICE_API
 from mgpu.model.resource_claims import CLASSES, SLICES
+from mgpu.settings import load_settings
+from playground import container_runtime
 from playground.cluster import Cluster
+from playground.demo import Demo
 from playground.kubelet.dra import DraConfig
 from playground.nodes import MGPU, NodeSpec
 from playground.processes import free_port
@@ -68,11 +73,17 @@ def test_claims_and_other_pods_fill_one_card_exactly(claimed: Claimed) -> None:
     assert sorted(claimed.used("n2")) == [(30, 20), (100, 80)]
 
 
-def test_the_example_runs(claimed: Claimed) -> None:
-    for template in templates_for("claim"):
-        claimed.api.create(TEMPLATES, template)
-    claimed.bench.create(example("claim"))
-    assert claimed.exact("claim").keys() == {"infer"}
+def test_the_demo_notices_a_container_with_other_cards_than_its_claim(
+    claimed: Claimed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = Demo(claimed.bench.cluster, Console(file=io.StringIO()), load_settings())
+    demo.show_placed(example("claim"), templates_for("claim"))
+    assert demo.problems == []
+    claimed.bench.delete("claim")
+    wrong = container_runtime.Edits({"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
+    monkeypatch.setattr("playground.container_runtime.resolve", lambda *_: wrong)
+    demo.show_placed(example("claim"))
+    assert any("claim: container infer must see NVIDIA_VISIBLE_DEVICES=GPU-n" in problem for problem in demo.problems)
 
 
 def test_each_container_sees_the_cards_of_its_request(claimed: Claimed) -> None:
