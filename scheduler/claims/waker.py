@@ -7,7 +7,8 @@ either change, so a pod that it has rejected in between waits for up to five min
 an annotation of the slice of a node on which such a pod fits.
 
 A pod may wait for a reason that mgpu does not know, such as cpu. So the pauses between two attempts for the same pod
-grow, and one annotation serves all pods that wait.
+grow, and one annotation serves all pods that wait. Users choose how long their claims take to examine, so the time for
+each pod and each round is limited, and namespaces take turns.
 """
 
 import logging
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, zip_longest
 from urllib.parse import quote
 
 from mgpu.kube import Api, ApiError, Unreachable
@@ -41,6 +43,10 @@ _MOST_PODS = 50
 """The most pods that one round examines."""
 _MOST_NODES = 200
 """The most nodes that one round examines for one pod."""
+_ROUND_WORK = 0.3
+"""The seconds of CPU time after which a round examines no more pods. Other threads need the time, too."""
+_POD_WORK = 0.1
+"""The seconds of CPU time after which a round examines no more nodes for a pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class ClaimWaker:
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
         may_decide: Raises RetryLater while this replica must not decide.
+        cpu_clock: Returns the CPU time of the thread.
     """
 
     def __init__(
@@ -73,12 +80,14 @@ class ClaimWaker:
         api: Api,
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._state = state
         self._decider = decider
         self._api = api
         self._may_decide = may_decide
         self._clock = clock
+        self._cpu_clock = cpu_clock
         self._attempts: dict[str, _Attempts] = {}
         self._without_slice: dict[str, float] = {}  # By node, until when it is left out.
         self._wakeup = threading.Event()
@@ -114,7 +123,10 @@ class ClaimWaker:
             self._may_decide()
         except RetryLater:
             return
-        for pod in due[:_MOST_PODS]:
+        end = self._cpu_clock() + _ROUND_WORK
+        for pod in _in_turns(due)[:_MOST_PODS]:
+            if self._cpu_clock() > end:
+                return
             node = self._fitting_node(pod)
             if node is not None:
                 if self._announce(node):
@@ -143,7 +155,10 @@ class ClaimWaker:
         if not open_claims:
             return None
         nodes = [node for node in self._state.nodes_for_claims() if node not in self._without_slice]
+        end = self._cpu_clock() + _POD_WORK
         for node in nodes[:_MOST_NODES]:
+            if self._cpu_clock() > end:
+                return None
             if all(self._fits(claim, node) for claim in open_claims):
                 return node
         return None
@@ -179,6 +194,14 @@ class ClaimWaker:
             metrics.CLAIM_WAKES.inc()
             return True
         return False
+
+
+def _in_turns(pods: Sequence[WaitingPod]) -> list[WaitingPod]:
+    """Return the first pod of each namespace, then the second ones, and so on."""
+    by_namespace: dict[str, list[WaitingPod]] = {}
+    for pod in pods:
+        by_namespace.setdefault(pod.namespace, []).append(pod)
+    return [pod for pod in chain.from_iterable(zip_longest(*by_namespace.values())) if pod is not None]
 
 
 def _alternatives(claim: Claim) -> Sequence[frozenset[str]]:
