@@ -221,10 +221,13 @@ def _comparable(value: object, *, is_capacity: bool = False) -> object:
 def is_generated(raw: Mapping[str, Any]) -> bool:
     """Return whether a template has the label of generated templates, and a name that only mgpu gives."""
     meta = table_at(raw, "metadata")
-    name = str(meta.get("name", ""))
+    return is_generated_name(str(meta.get("name", ""))) and table_at(meta, "labels").get(GENERATED) == "true"
+
+
+def is_generated_name(name: str) -> bool:
+    """Return whether a name has the form of those of generated templates."""
     digits = name.removeprefix(_NAME_PREFIX)
-    is_named = name != digits and len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef")
-    return is_named and table_at(meta, "labels").get(GENERATED) == "true"
+    return name != digits and len(digits) == _DIGITS and set(digits) <= set("0123456789abcdef")
 
 
 def template_references(raw: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ acquires the lock of the cluster cache for each call. Parsing a claim takes time
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
@@ -24,6 +25,11 @@ from scheduler.cluster.reservation_cache import ReservationCache
 from scheduler.cluster.reservations import Reservation, Reservations
 
 Raw = Mapping[str, Any]
+
+_MOST_CHARACTERS = 16 << 10
+"""The most characters of the selectors of a stored claim together. The API server accepts 1.5 MB."""
+_LONG_SELECTORS = ("selectors that are too long for mgpu",)
+"""What stands for longer selectors. It is no expression, so mgpu cannot evaluate it and knows no card for the claim."""
 
 
 class ClaimCache:
@@ -56,6 +62,7 @@ class ClaimCache:
         except BadObject as error:
             log.error("Ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]})
             return
+        claim = _without_long_selectors(claim)
         with self._lock:
             before = self._holdings.get(claim.uid)
             self._holdings.changed(claim)
@@ -176,6 +183,13 @@ class ClaimCache:
         """End what `begin_move` began. The claim holds what its allocation says."""
         with self._lock:
             self._holdings.end_move(uid)
+
+
+def _without_long_selectors(claim: Claim) -> Claim:
+    """Return the claim as it is stored. Admissions evaluate the selectors in the object of their call."""
+    if sum(len(text) for request in claim.requests for text in request.selectors) <= _MOST_CHARACTERS:
+        return claim
+    return replace(claim, requests=tuple(replace(request, selectors=_LONG_SELECTORS) for request in claim.requests))
 
 
 def _created(claim: Claim) -> str:

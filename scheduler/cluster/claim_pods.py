@@ -7,6 +7,7 @@ ledger. The cluster cache uses `ClaimPods` with its lock held.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
@@ -15,6 +16,9 @@ from mgpu.model.raw_objects import table_at
 from scheduler.cluster.converted_pods import ConvertedPods
 
 Raw = Mapping[str, Any]
+
+_MOST_CLAIMS = 32
+"""The claims of a pod that count here. The API server accepts thousands, and each is stored and examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,8 @@ def waiting_pod(raw: Raw) -> WaitingPod | None:
 
 
 def claim_names(raw: Raw) -> tuple[str, ...]:
-    """Return the names of the ResourceClaims of a pod that exist, sorted."""
-    return tuple(sorted(_claim_names(table_at(raw, "spec"), table_at(raw, "status"))))
+    """Return the names of the first `_MOST_CLAIMS` ResourceClaims of a pod that exist, sorted."""
+    return tuple(sorted(islice(_claim_names(table_at(raw, "spec"), table_at(raw, "status")), _MOST_CLAIMS)))
 
 
 def _has_claims(raw: Raw) -> bool:

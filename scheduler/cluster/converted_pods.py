@@ -5,13 +5,15 @@ cluster cache held.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from mgpu.model.converted_requests import (
     CONVERTED,
     ConvertedRequests,
     has_claim,
+    is_generated_name,
     pod_claim,
     read_converted,
     template_references,
@@ -22,10 +24,15 @@ from mgpu.model.raw_objects import table_at
 
 Raw = Mapping[str, Any]
 
+_MOST_REFERENCES = 32
+"""The references of a pod that are stored. A converted pod has one, and the API server accepts thousands."""
+_LONGEST_ANNOTATION = 64 << 10
+"""The most characters of the annotation of a converted pod. Where no webhook protects it, a user may write any."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConvertedPod:
-    """A converted pod whose claim does not exist yet."""
+    """A converted pod whose claim does not exist yet. `converted` is without the original resources."""
 
     uid: str
     namespace: str
@@ -46,7 +53,8 @@ class ConvertedPods:
         Args:
             pod: The same pod as `read_pod` returns it.
         """
-        names = frozenset((pod.namespace, name) for name in template_references(raw))
+        generated = (name for name in template_references(raw) if is_generated_name(name))
+        names = frozenset((pod.namespace, name) for name in islice(generated, _MOST_REFERENCES))
         if not names or pod.ended:
             self.pod_gone(pod.uid)
             return
@@ -66,7 +74,7 @@ class ConvertedPods:
         return tuple(sorted(self._without_claim.values(), key=lambda pod: (pod.namespace, pod.name, pod.uid)))
 
     def referred_templates(self) -> frozenset[tuple[str, str]]:
-        """Return the namespaces and names of the templates that pods refer to which have not ended."""
+        """Return the namespaces and names of the generated templates that pods refer to which have not ended."""
         return frozenset().union(*self._references.values())
 
 
@@ -76,7 +84,7 @@ def converted_pod(raw: Raw, pod: Pod) -> ConvertedPod | None:
     The annotation of a pod that the conversion has written always agrees.
     """
     text = table_at(raw, "metadata", "annotations").get(CONVERTED)
-    if not isinstance(text, str):
+    if not isinstance(text, str) or len(text) > _LONGEST_ANNOTATION:
         return None
     try:
         converted = read_converted(text)
@@ -85,4 +93,4 @@ def converted_pod(raw: Raw, pod: Pod) -> ConvertedPod | None:
     rows = table_at(raw, "spec").get("resourceClaims")
     if not isinstance(rows, list) or pod_claim(converted) not in rows:
         return None
-    return ConvertedPod(pod.uid, pod.namespace, pod.name, converted)
+    return ConvertedPod(pod.uid, pod.namespace, pod.name, replace(converted, original={}))

@@ -1,17 +1,20 @@
 """Claims with which a tenant tries to use up the time or the memory of the scheduler."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mgpu.model.gpu_requests import Rejection
+from mgpu.model.converted_requests import CONVERTED, ConvertedRequest, ConvertedRequests, pod_claim
+from mgpu.model.gpu_requests import Rejection, RejectionKind
+from mgpu.model.resource_claims import read_claim
 from scheduler.decisions import claim_selectors, selector_functions
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.decisions.effort_budgets import EffortBudgets
 from tests import builders as b
-from tests.scheduler.claim_objects import Raw, claim, request, serving, submit
+from tests.scheduler.claim_objects import Raw, claim, request, serving, submit, waiting_pod
 from tests.scheduler.cluster.objects import put, record
 from tests.scheduler.fake import Replica
 
@@ -20,10 +23,7 @@ UUID = "gpu.mgpu.io/uuid"
 
 def assess(replica: Replica, raw: Raw, budgets: EffortBudgets | None = None) -> Rejection | None:
     """Return why a claim does not fit on the node `n1`, as the waker asks it."""
-    submit(replica.api, raw)
-    replica.deliver()
-    found = replica.state.claims.named("default", raw["metadata"]["name"])
-    assert found is not None
+    found = read_claim(raw)
     api: Any = replica.api
     decider = ClaimDecider(replica.state, api, replica.settings, budgets)
     names = {one.name for one in found.requests}
@@ -104,3 +104,86 @@ def test_names_of_functions_that_leak_memory_are_complete(monkeypatch: pytest.Mo
     selector_functions._functions()
     assert len(names) > 10
     assert all(claim_selectors._FUNCTION.fullmatch(name) for name in names)
+
+
+class TestMemory:
+    """The API server stores 1.5 MB for each object, and a tenant can create thousands of them."""
+
+    def test_long_selectors_are_not_stored(self) -> None:
+        replica = serving(("n1", 1))
+        texts = [selector("true" + " " * 10_000) for _ in range(32)]
+        submit(replica.api, claim("c", *(request(f"r{i}", cores=1, memory="1Mi", selectors=texts) for i in range(4))))
+        replica.deliver()
+        found = replica.state.claims.named("default", "c")
+        assert found is not None
+        assert sum(len(text) for one in found.requests for text in one.selectors) < 1000
+        found = replace(found, requests=found.requests[:1])
+        rejection = replica.claim_decider.assess(found, ["r0"], replica.state.node_snapshot("n1", found.uid))
+        assert "selectors that are too long" in str(rejection)
+
+    def test_few_claims_of_a_pod_are_stored(self) -> None:
+        replica = serving(("n1", 1))
+        put(replica, waiting_pod("p", *(f"c{i}" for i in range(5000))))
+        assert [len(pod.claims) for pod in replica.state.claims.waiting_pods()] == [32]
+
+    def test_few_templates_of_a_pod_are_stored(self) -> None:
+        replica = serving(("n1", 1))
+        raw = waiting_pod("p")
+        names = [f"t{i}" for i in range(5000)] + [f"mgpu-{i:020x}" for i in range(5000)]
+        raw["spec"]["resourceClaims"] = [{"name": name, "resourceClaimTemplateName": name} for name in names]
+        put(replica, raw)
+        found = replica.state.claims.referred_templates()
+        assert found == {("default", f"mgpu-{i:020x}") for i in range(32)}
+
+    @pytest.mark.parametrize(("size", "is_stored"), [(1_000, True), (100_000, False)])
+    def test_long_annotation_of_a_converted_pod_is_not_stored(self, size: int, is_stored: bool) -> None:
+        """A tenant can write it where the component for conversions, with its webhooks, is not installed."""
+        original = {"c": {"limits": {"aliyun.com/gpu-mem": "1" * size}}}
+        converted = ConvertedRequests((ConvertedRequest("c", 1, 30, 1 << 30),), {}, original)
+        raw = waiting_pod("p")
+        raw["spec"]["resourceClaims"] = [pod_claim(converted)]
+        raw["metadata"]["annotations"] = {CONVERTED: converted.to_annotation()}
+        replica = serving(("n1", 1))
+        put(replica, raw)
+        assert [pod.converted.original for pod in replica.state.claims.converted_pods()] == [{}] * is_stored
+
+
+class TestWaker:
+    """Each examination takes 0.04 s here."""
+
+    @pytest.fixture
+    def replica(self, monkeypatch: pytest.MonkeyPatch) -> Replica:
+        replica = serving(*((f"n{i}", 1) for i in range(20)))
+        waker = replica.claim_waker
+        self.examined: list[str] = []
+        now = 0.0
+
+        def assess(found: Any, *_: Any) -> Rejection:
+            nonlocal now
+            now += 0.04
+            self.examined.append(found.key)
+            return Rejection(RejectionKind.NOT_PROVEN, "takes long")
+
+        monkeypatch.setattr(waker._decider, "assess", assess)
+        monkeypatch.setattr(waker, "_cpu_clock", lambda: now)
+        return replica
+
+    def wait(self, replica: Replica, *pods: tuple[str, str]) -> None:
+        for namespace, name in pods:
+            submit(replica.api, claim(name, namespace=namespace, uid=name))
+            raw = waiting_pod(name, name)
+            raw["metadata"]["namespace"] = namespace
+            put(replica, raw)
+        replica.claim_waker.work()
+        replica.clock.now += 1
+
+    def test_time_for_a_pod_and_for_a_round_is_limited(self, replica: Replica) -> None:
+        self.wait(replica, *(("a", f"a{i}") for i in range(50)))
+        replica.claim_waker.work()
+        assert len(self.examined) == 9
+        assert len(set(self.examined)) == 3
+
+    def test_namespaces_take_turns(self, replica: Replica) -> None:
+        self.wait(replica, *(("a", f"a{i}") for i in range(50)), ("b", "b"))
+        replica.claim_waker.work()
+        assert "b/b" in self.examined
