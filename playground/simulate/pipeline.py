@@ -30,7 +30,7 @@ from playground.simulate.claim_trials import Allocation
 from playground.simulate.documents import Raw
 from playground.simulate.mtgpupod_plans import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
-from playground.simulate.simulated_claims import PodClaims, SimulatedClaims, claim_rows, delivered
+from playground.simulate.simulated_claims import PodClaims, SimulatedClaims, claim_rows, delivered, views_of_containers
 from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import World
 from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
@@ -395,10 +395,11 @@ class Simulation:
         bound = self._claims.bind(outcome.pod, found.claims, found.allocations)
         outcome.claims = claim_rows(bound)
         cards = [state.card for state in self.cluster.ledger.cards(outcome.node)]
-        for name, given in delivered(raw, bound, cards).items():
-            if name in outcome.containers:
-                self._note(f"pod {outcome.pod.key}: container {name} has cards of a claim and of its own request")
-            outcome.containers[name] = given
+        for name, views in views_of_containers(raw, bound, cards).items():
+            if len(views) > 1 or name in outcome.containers:
+                text = "uses several claims, or a claim and cards of its own, so its agent does not start it"
+                self._note(f"pod {outcome.pod.key}: container {name} {text}")
+        outcome.containers |= delivered(raw, bound, cards)
 
 
 def _subject(holding: Holding) -> str:

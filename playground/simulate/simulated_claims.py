@@ -199,10 +199,20 @@ def _results(claim: Claim) -> list[dict[str, Any]]:
 
 def delivered(raw: Raw, claims: PodClaims, cards: Sequence[Card]) -> dict[str, Raw]:
     """Return what the agent delivers to each container of a pod that uses claims, in the form of `Delivery`."""
+    views = views_of_containers(raw, claims, cards)
+    return {name: _delivered(found) for name, found in views.items()}
+
+
+def views_of_containers(raw: Raw, claims: PodClaims, cards: Sequence[Card]) -> dict[str, list[View]]:
+    """Return what each container sees of claims of mgpu, one view for each of its references to them.
+
+    If it has several, the agent refuses to prepare the claims of the pod, because the variables of the last one would
+    hide the others (`deviceplugin.dra.claim_views`).
+    """
     spec = raw["spec"]
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     views = {container["name"]: list(_views(container, claims, cards)) for container in containers}
-    return {name: _delivered(found) for name, found in views.items() if found}
+    return {name: found for name, found in views.items() if found}
 
 
 def _views(container: Raw, claims: PodClaims, cards: Sequence[Card]) -> Iterator[View]:

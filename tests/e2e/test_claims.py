@@ -145,6 +145,17 @@ def test_pods_that_share_a_claim_hold_it_once_until_the_last_one_ends(claimed: C
     until(lambda: set(claimed.used(node)) == {(0, 0)})
 
 
+def test_a_claim_that_is_deleted_holds_its_card_until_its_pod_ends(claimed: Claimed) -> None:
+    claimed.create("common", wanted(cores=60, memory="8Gi"))
+    claimed.pod("p", claim="common", node="n2")
+    claimed.exact("p")
+    claimed.api.delete(f"{NAMED}/common")
+    assert claimed.get("common")["metadata"]["deletionTimestamp"]
+    assert sorted(claimed.used("n2")) == [(0, 0), (60, 8)]
+    claimed.bench.delete("p")
+    until(lambda: set(claimed.used("n2")) == {(0, 0)})
+
+
 def test_nvidia_gpu_is_a_claim_for_a_whole_card(claimed: Claimed) -> None:
     claimed.bench.create(_on("n2", share("classic")))
     claimed.bench.exact("classic")

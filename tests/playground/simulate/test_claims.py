@@ -1,5 +1,6 @@
 """`mgpu simulate` with ResourceClaims: where they go, what holds cards already, and which input is refused."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,15 @@ def test_pod_with_a_claim_and_a_request_of_its_own_gets_both() -> None:
     raw["spec"]["containers"].append({**share("x", core=90)["spec"]["containers"][0], "name": "own"})
     (row,) = simulated(served(), template(), raw)["pods"]
     assert (cards(row), row["containers"]["own"]["cards"]) == ([0], [1])
+
+
+def test_container_with_several_claims_is_noted() -> None:
+    raw = user("p")
+    raw["spec"]["resourceClaims"].append({"name": "more", "resourceClaimTemplateName": "t"})
+    raw["spec"]["containers"][0]["resources"]["claims"].append({"name": "more"})
+    result = run("-", "-o", "json", objects=[served(), template(), raw])
+    assert result.stderr.startswith("pod default/p: container c uses several claims")
+    assert json.loads(result.stdout)["nodes"]["n1"]["cards"][0]["core"]["used"] == 60
 
 
 def test_invalid_reference_to_a_claim_denies_the_pod() -> None:
