@@ -15,8 +15,10 @@ Event on the pod reports it. The content of templates cannot change in Kubernete
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import nsmallest
+from typing import Any, NamedTuple
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.events import pod_reference
@@ -44,10 +46,20 @@ LIST_SECONDS = 60.0
 """The interval at which the generated templates are listed."""
 RETRY_SECONDS = 5.0
 """The pause after which a template is created again if a pod that needs it still has no claim. Somebody may have
-deleted the template, or the create may have failed."""
+deleted the template, or the create may have failed. Each further pause is twice as long."""
+MAX_RETRY_SECONDS = 60.0
+_MOST_CREATES = 20
+"""The most templates that one round creates, so that those of other namespaces, and new ones, do not wait for long."""
 
 _Key = tuple[str, str]
 """The namespace and the name of a template."""
+
+
+class _Attempt(NamedTuple):
+    """When a template may be created again, and the pause before that."""
+
+    due: float
+    pause: float
 
 
 class ClaimTemplates:
@@ -74,7 +86,7 @@ class ClaimTemplates:
         self._warn = warn
         self._may_decide = may_decide
         self._clock = clock
-        self._tried: dict[_Key, float] = {}  # By template, when it was last created or compared.
+        self._tried: dict[_Key, _Attempt] = {}
         self._unused: dict[str, float] = {}  # By UID, since when no pod has referred to the template.
         self._next_list = 0.0
         self._wakeup = threading.Event()
@@ -101,17 +113,37 @@ class ClaimTemplates:
             self._unused.clear()  # Another replica may lead now, and this one does not observe what is used meanwhile.
             return
         now = self._clock()
-        self._tried = {key: at for key, at in self._tried.items() if now - at < RETRY_SECONDS}
+        wanted: dict[_Key, ConvertedPod] = {}
         for pod in self._state.claims.converted_pods():
-            key = (pod.namespace, pod.converted.template_name)
-            if key not in self._tried:
-                self._tried[key] = now
-                self._create(pod)
+            wanted.setdefault((pod.namespace, pod.converted.template_name), pod)
+        self._tried = {key: one for key, one in self._tried.items() if key in wanted or now < one.due}
+        for key in self._next(wanted, now):
+            before = self._tried.get(key)
+            pause = RETRY_SECONDS if before is None else min(MAX_RETRY_SECONDS, before.pause * 2)
+            self._tried[key] = _Attempt(now + pause, pause)
+            if not self._create(wanted[key]):
+                self._tried[key] = _Attempt(now + RETRY_SECONDS, RETRY_SECONDS)
         if now >= self._next_list:
             self._next_list = now + LIST_SECONDS
             self._remove_unused(now)
 
-    def _create(self, pod: ConvertedPod) -> None:
+    def _next(self, wanted: Iterable[_Key], now: float) -> list[_Key]:
+        """Return the templates for this round: those that were never created come first, and namespaces take turns.
+
+        A user chooses how many different templates his pods need, and their creation may fail for ever.
+        """
+        turns: Counter[tuple[bool, str]] = Counter()
+        ordered: list[tuple[bool, int, _Key]] = []
+        for key in wanted:
+            before = self._tried.get(key)
+            if before is None or now >= before.due:
+                group = before is not None, key[0]
+                ordered.append((group[0], turns[group], key))
+                turns[group] += 1
+        return [key for *_, key in nsmallest(_MOST_CREATES, ordered)]
+
+    def _create(self, pod: ConvertedPod) -> bool:
+        """Create the template of a pod, and return whether the API server has answered."""
         wanted = claim_template(pod.converted, pod.namespace)
         name = pod.converted.template_name
         try:
@@ -125,6 +157,8 @@ class ClaimTemplates:
                 self._warn(pod_reference(pod.namespace, pod.name, pod.uid), "MgpuTemplateFailed", text)
         except Unreachable as error:
             log.warning("cannot create template %s: %s", name, error, extra={"pod": pod.uid})
+            return False
+        return True
 
     def _compare(self, pod: ConvertedPod, wanted: dict[str, Any]) -> None:
         """Report a template of this name that has another content."""

@@ -204,6 +204,31 @@ def test_create_that_fails_is_reported_and_repeated(rig: Rig) -> None:
     assert len(rig.warnings) == 1
 
 
+class TestManyTemplates:
+    """A quota on claims or templates lets the pods of a tenant wait for ever, each with a template of its own."""
+
+    @pytest.fixture(autouse=True)
+    def many(self, rig: Rig) -> None:
+        for i in range(100):
+            rig.state.pod_changed(converted(f"p{i}", 1 + i))
+
+    def test_round_creates_some_of_them(self, rig: Rig) -> None:
+        rig.work()
+        assert rig.api.creates == 20
+
+    def test_new_template_of_another_namespace_is_created_in_the_next_round(self, rig: Rig) -> None:
+        rig.work()
+        rig.state.pod_changed(converted("q", 50, namespace="z"))
+        rig.work(0.2)
+        assert "z" in {namespace for namespace, _ in rig.names()}
+
+    def test_pauses_grow(self, rig: Rig) -> None:
+        rig.api.broken = ApiError(403, "Forbidden", "exceeded quota")
+        for _ in range(600):
+            rig.work(1)
+        assert rig.api.creates < 100 * 15
+
+
 def test_template_that_somebody_deletes_while_a_pod_waits_is_created_again(rig: Rig) -> None:
     rig.state.pod_changed(converted())
     rig.work()
