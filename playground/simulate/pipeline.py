@@ -7,8 +7,6 @@ cluster. `playground.fit` replaces the filters of kube-scheduler. `simulate_comm
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import jsonpatch
-
 from mgpu import dialects
 from mgpu.dialects import mtgpu
 from mgpu.dialects.protocol import SHARE
@@ -18,7 +16,6 @@ from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
 from mgpu.model.pods import Pod, read_pod
-from mgpu.model.quantities import QuantityError
 from mgpu.model.resource_claims import DRA
 from mgpu.presentation.card_views import NodeView, view_nodes
 from mgpu.presentation.claim_views import holder_name
@@ -30,6 +27,7 @@ from playground.simulate.claim_trials import Allocation
 from playground.simulate.documents import Raw
 from playground.simulate.mtgpupod_plans import MtgpuPods
 from playground.simulate.outcomes import Delivery, Outcome, Result
+from playground.simulate.pod_admission import admit, amount_problems
 from playground.simulate.simulated_claims import PodClaims, SimulatedClaims, claim_rows, delivered, views_of_containers
 from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import World
@@ -37,10 +35,8 @@ from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
 from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.node_assessment import Foresight, assess, record, score
-from webhook.claim_pods import mark
 from webhook.mtgpupod_rules import validate_mtgpupod_create
-from webhook.pod_mutation import mutate
-from webhook.pod_rules import unknown_constraints, validate_create
+from webhook.pod_rules import unknown_constraints
 
 _OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")  # a Node in a file may omit them
 
@@ -269,27 +265,26 @@ class Simulation:
 
     def _submit_mtgpupod(self, raw: Raw) -> Outcome:
         outcome = Outcome(read_pod(raw), dialect=mtgpu.NAME, kind=mtgpu.KIND)
-        outcome.denied = validate_mtgpupod_create(raw, self._settings) or _amount_problems(raw)
+        outcome.denied = validate_mtgpupod_create(raw, self._settings) or amount_problems(raw)
         if not outcome.denied:
             self._mtgpupods.submit(raw, outcome)
         return outcome
 
     def _admit(self, outcome: Outcome, raw: Raw) -> Raw:
         """Return the pod as the webhook changes it. Store the patch and the problems in the outcome."""
-        uses_claims = bool(raw["spec"].get("resourceClaims"))
-        outcome.dialect = next(iter(vocabularies(outcome.pod)), DRA if uses_claims else None)
-        outcome.patch = [dict(operation) for operation in mutate(raw, self._settings).patch]
-        raw = jsonpatch.apply_patch(raw, outcome.patch)
-        marks = [dict(operation) for operation in mark(raw)]
-        outcome.patch += marks
-        raw = jsonpatch.apply_patch(raw, marks)
-        outcome.denied = pod_problems(raw) or validate_create(raw, self._settings) or _amount_problems(raw)
+        found = admit(raw, self._settings)
+        uses_claims = bool(found.raw["spec"].get("resourceClaims"))
+        outcome.dialect = next(iter(vocabularies(found.pod)), DRA if uses_claims else None)
+        outcome.patch = found.patch
+        outcome.denied = found.denied
+        if found.template is not None:
+            self._claims.add_template(found.template)
         if outcome.pod.key in self._names and not outcome.denied:
             outcome.denied = [Problem("metadata.name", "is the name of a Pod that was created for an MtgpuPod")]
-        for warning in unknown_constraints(raw, None):
+        for warning in unknown_constraints(found.raw, None):
             self._note(f"pod {outcome.pod.key}: {warning}")
-        outcome.pod = read_pod(raw)
-        return raw
+        outcome.pod = found.pod
+        return found.raw
 
     def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None, claims: PodClaims) -> dict[str, _Fit]:
         """Return how the pod fits each node that it fits, by the name of the node.
@@ -405,15 +400,6 @@ class Simulation:
 def _subject(holding: Holding) -> str:
     """Return the holder of cards for a note."""
     return holder_name(holding) if holding.dialect == DRA else f"pod {holding.key}"
-
-
-def _amount_problems(raw: Raw) -> list[Problem]:
-    """Return the problem of the first amount that the API server would reject, or an empty list."""
-    try:
-        requests_of(raw)
-    except QuantityError as error:
-        return [Problem("spec.containers", str(error))]
-    return []
 
 
 def _counted(node: Raw) -> Callable[[str], bool]:

@@ -16,7 +16,7 @@ from mgpu.model.quantities import quantity_of_bytes
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import CORES, DRA, MEMORY, MILLI_PER_PERCENT, Claim, Consumer, claim_holding, read_claim
 from mgpu.presentation.card_views import percent
-from mgpu.settings import Settings
+from mgpu.settings import CARD_POLICIES, Settings
 from playground.scheduling.claims.extended_resources import extended_claim
 from playground.simulate.claim_files import CLAIM, TEMPLATE, WHOLE_CARDS, ClaimObjects
 from playground.simulate.claim_trials import Allocation, Trials, first_request
@@ -74,7 +74,7 @@ class SimulatedClaims:
     def __init__(self, cluster: SimulatedCluster, settings: Settings, objects: ClaimObjects) -> None:
         self._cluster = cluster
         self._settings = settings
-        self._templates = objects.templates
+        self._templates = dict(objects.templates)
         self._claims = dict(objects.claims)
         self._extended = objects.extended
         self._trials = Trials(cluster, settings, objects.classes)
@@ -83,6 +83,13 @@ class SimulatedClaims:
         """Hold the cards of the claims that are allocated in the input."""
         for claim in self._claims.values():
             self._hold(claim)
+
+    def add_template(self, raw: Raw) -> None:
+        """Add the template that the scheduler creates for a converted pod."""
+        meta = raw["metadata"]
+        annotations = table_at(raw, "spec", "metadata")
+        claim = read_claim({"metadata": annotations, "spec": raw["spec"]["spec"]}, CARD_POLICIES)
+        self._templates[f"{meta['namespace']}/{meta['name']}"] = claim
 
     def of_pod(self, pod: Pod, raw: Raw) -> PodClaims:
         """Return the claims of a pod. Claims from templates that do not exist yet are described, but not created."""

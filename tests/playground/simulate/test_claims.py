@@ -245,6 +245,22 @@ def test_pod_with_a_claim_and_a_request_of_its_own_gets_both() -> None:
     assert (cards(row), row["containers"]["own"]["cards"]) == ([0], [1])
 
 
+def test_labeled_pod_is_converted_where_the_settings_say_so(tmp_path: Path) -> None:
+    settings = tmp_path / "mgpu.yaml"
+    settings.write_text("dra: {enabled: true, convert: true}")
+    raw = share("p")
+    raw["metadata"]["labels"] = {"mgpu.io/dra": "convert"}
+    (row,) = simulated(served(), raw, options=("--config", str(settings)))["pods"]
+    assert (row["dialect"], row["annotations"], cards(row)) == ("dra", {}, [0])
+    assert row["claims"][0]["results"][0]["request"] == "c"
+    assert (row["containers"]["c"]["core"], row["containers"]["c"]["memory"]) == ([50], [1 << 30])
+    raw["spec"]["containers"][0]["resources"] = {"limits": {"koordinator.sh/gpu": "50"}}
+    (row,) = simulated(served(), raw, options=("--config", str(settings)))["pods"]
+    assert "convertCardMemory" in row["denied"][0]["message"]
+    (row,) = simulated(served(), raw)["pods"]
+    assert row["dialect"] == "koordinator"
+
+
 def test_container_with_several_claims_is_noted() -> None:
     raw = user("p")
     raw["spec"]["resourceClaims"].append({"name": "more", "resourceClaimTemplateName": "t"})
