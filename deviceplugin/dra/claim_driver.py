@@ -15,6 +15,7 @@ from deviceplugin.dra.claim_registration import ClaimRegistration
 from deviceplugin.dra.claim_service import ClaimService
 from deviceplugin.dra.claim_status import ClaimApi
 from deviceplugin.dra.claim_users import ClaimPod
+from deviceplugin.dra.kubelet_retries import KubeletRetries
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.dra.slice_content import published_cards
 from deviceplugin.dra.slice_publisher import SlicePublisher
@@ -62,6 +63,7 @@ class ClaimDriver:
         kubelet_socket = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._registration = ClaimRegistration(kubelet_dir, self._service, kubelet_socket)
         self._cleanup = ClaimCleanup(claims, claim_api, kubelet_dir / STATE_FILE, around.pods, parts.runtime)
+        self._retries = KubeletRetries(api, around.node, claims, around.users, self._is_registered)
         self._publisher = SlicePublisher(api, around.node, self._published_cards, parts.node_uid, parts.warn)
 
     def start(self) -> None:
@@ -88,6 +90,7 @@ class ClaimDriver:
         """Answer the kubelet until cancelled. After that, calls wait for the agent that takes over."""
         async with self._service.serving(), asyncio.TaskGroup() as group:
             group.create_task(self._cleanup.run())
+            group.create_task(self._retries.run())
             group.create_task(self._follow_problem())
             group.create_task(self._follow_users())
 
@@ -99,6 +102,9 @@ class ClaimDriver:
     def unpublished_reason(self) -> str | None:
         """Return why the API server does not have the present slice, or None if it has."""
         return self._publisher.problem
+
+    def _is_registered(self) -> bool:
+        return self._registration.problem is None
 
     def _other_socket(self) -> Path | None:
         return self._registration.other_socket()

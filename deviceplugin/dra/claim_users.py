@@ -30,6 +30,7 @@ class ClaimPod:
     """A pod that uses claims.
 
     Attributes:
+        waiting: Whether the kubelet has not started it yet, and is still to do so.
         claims: The names of its ResourceClaims, as far as they are known.
         references: The references of each container that has some, in their order.
     """
@@ -40,6 +41,7 @@ class ClaimPod:
     ended: bool = False
     claims: frozenset[str] = frozenset()
     references: Mapping[str, tuple[Reference, ...]] = field(default_factory=dict, hash=False)
+    waiting: bool = False
 
 
 def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
@@ -63,6 +65,7 @@ def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
         status.get("phase") in ("Succeeded", "Failed"),
         frozenset(claims),
         references,
+        waiting=status.get("phase", "Pending") == "Pending" and "deletionTimestamp" not in meta,
     )
 
 
@@ -134,6 +137,12 @@ class ClaimUsers:
         """Return the UIDs of the pods that use claims."""
         with self._lock:
             return frozenset(self._pods)
+
+    def waiting(self) -> tuple[ClaimPod, ...]:
+        """Return the pods that have not started yet, by namespace, name and UID."""
+        with self._lock:
+            found = [pod for pod in self._pods.values() if pod.waiting]
+        return tuple(sorted(found, key=lambda pod: (pod.namespace, pod.name, pod.uid)))
 
     def users_of(self, namespace: str, claim: str) -> tuple[ClaimPod, ...]:
         """Return the pods that use a claim, by name and UID, including those that have ended."""
