@@ -10,7 +10,7 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import Node
-from mgpu.model.resource_claims import REPAIR, claim_path
+from mgpu.model.resource_claims import REPAIR, Claim, claim_path
 from scheduler.claims.repair import REASON
 from tests import builders as b
 from tests.scheduler.claim_objects import (
@@ -186,7 +186,56 @@ class TestMove:
         assert replica.api.version == writes
 
 
+class TestTime:
+    """A tenant may have many claims that are never delivered, such as those of a container that the agent refuses."""
+
+    @pytest.fixture
+    def examined(self, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        now = 0.0
+        found: list[str] = []
+        original = replica.claim_repair._fits
+
+        def fits(one: Claim) -> bool:
+            nonlocal now
+            now += 0.03
+            found.append(one.name)
+            return original(one)
+
+        monkeypatch.setattr(replica.claim_repair, "_fits", fits)
+        monkeypatch.setattr(replica.claim_repair, "_cpu_clock", lambda: now)
+        return found
+
+    def test_claims_that_fit_are_examined_once_while_their_node_stays_as_it_is(
+        self, replica: Replica, examined: list[str]
+    ) -> None:
+        put(replica, *(on("card-0", f"c{i}", cores=1) for i in range(3)))
+        rounds(replica, 5)
+        assert sorted(examined) == ["c0", "c1", "c2"]
+        put(replica, on("card-0", "c3", cores=1))
+        rounds(replica, 2)
+        assert len(examined) == 7
+
+    def test_round_ends_after_some_time_and_the_next_one_continues(self, replica: Replica, examined: list[str]) -> None:
+        claims = [on("card-0", f"c{i}", cores=1, created=9) for i in range(12)]
+        put(replica, *claims, on("card-1", "old", cores=60), on("card-1", "older", cores=60))
+        for i in range(8):
+            replica.claim_repair.work()
+            replica.api.put("pods", b.share("p", 1 + i, annotations=record("0"), node="n1"))
+            replica.deliver()
+            assert len(examined) <= 8 * (i + 1)
+        assert {"old", "older"} <= set(examined)
+        assert placed(replica)["old"] != placed(replica)["older"]
+
+
 class TestNoMove:
+    def test_annotation_that_a_user_changes_does_not_move_a_claim(self, replica: Replica) -> None:
+        """Otherwise each write of a user costs four writes of mgpu."""
+        put(replica, on("card-0"))
+        replica.claim_repair.work()
+        put(replica, on("card-0", annotations={"mgpu.io/card-uuids": "GPU-n1-1"}))
+        rounds(replica)
+        assert placed(replica) == {"c": ["card-0"]}
+
     def test_claim_that_fits_nowhere_is_reported_once(self, replica: Replica) -> None:
         put(replica, prepared(on("card-0")), prepared(on("card-1", "d")), on("card-0", "e"))
         rounds(replica, 8)
