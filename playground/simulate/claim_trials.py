@@ -24,6 +24,7 @@ from mgpu.model.resource_claims import (
 )
 from mgpu.settings import Settings
 from playground.simulate.simulated_cluster import SimulatedCluster
+from scheduler.decisions.claim_decider import repeats_rejection
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.engine.card_constraints import same_card_group_rejection
 from scheduler.engine.claim_placement import place_claim
@@ -107,12 +108,7 @@ class Trials:
         foresight = Foresight(judges, snapshot.free_resources, needs) if judges else None
         policy = choose_policy(request, self._cluster.nodes[node], snapshot.cards, self._settings, foresight)
         found = place_claim(request, claim.constraints, snapshot.cards, policy, excluded)
-        if isinstance(found, Placement):
-            for container, indexes in found.containers:
-                if len({*indexes}) < len(indexes):  # mgpu would allow it, but kube-scheduler never chooses it
-                    text = f"request {container} needs {len(indexes)} different cards, and too few can take it"
-                    return Rejection(RejectionKind.NOT_TOGETHER, text)
-        return found
+        return repeats_rejection(found) or found if isinstance(found, Placement) else found
 
 
 def first_request(claim: Claim) -> GpuRequest:

@@ -196,7 +196,9 @@ class ClaimDecider:
         if not request.containers and not of_instances:
             return _final(RejectionKind.NO_DEVICE, "the claim requests no devices of mgpu's driver")
         found = self.place(claim, request, snapshot) if request.containers else None
-        if found is None or isinstance(found, Placement):
+        if isinstance(found, Placement):
+            found = repeats_rejection(found)
+        if found is None:
             return self._instances.assess(claim, of_instances, snapshot) if of_instances else None
         return found
 
@@ -326,6 +328,19 @@ def fits(request: GpuRequest, shares: Sequence[Share], snapshot: NodeSnapshot) -
     """Return whether a claim that has these shares fits beside all others on the node of a snapshot."""
     cards = [share for share in shares if share.type == GPU]
     return still_fits(request, cards, snapshot.cards) and fit_together(snapshot.mig_cards, instances_of(shares))
+
+
+def repeats_rejection(placement: Placement) -> Rejection | None:
+    """Return why kube-scheduler would not allocate a claim that mgpu would place like this, or None if it may.
+
+    mgpu puts several results of a request on one card if there is no other way. kube-scheduler has to choose devices
+    before, and chooses different ones for a request (`allocateOne` in k8s.io/dynamic-resource-allocation/structured).
+    """
+    for container, indexes in placement.containers:
+        if len({*indexes}) < len(indexes):
+            text = f"request {container} needs {len(indexes)} different cards, and too few can take it"
+            return Rejection(RejectionKind.NOT_TOGETHER, text)
+    return None
 
 
 def _final(kind: RejectionKind, reason: str) -> Rejection:

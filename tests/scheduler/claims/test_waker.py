@@ -130,6 +130,15 @@ def test_all_claims_of_a_pod_must_fit(replica: Replica) -> None:
     assert wakes(replica, 3) == 0
 
 
+def test_pod_is_not_woken_for_a_card_twice(replica: Replica) -> None:
+    """The only card has room for both shares, but kube-scheduler chooses different devices for a request."""
+    two = request(cores=30, memory="8Gi")
+    two["exactly"]["count"] = 2
+    submit(replica.api, claim("c", two))
+    wait(replica, waiting_pod("p", "c"))
+    assert wakes(replica, 3) == 0
+
+
 def test_second_alternative_suffices(replica: Replica) -> None:
     alternatives = [
         {"name": "big", "deviceClassName": "mgpu"},
