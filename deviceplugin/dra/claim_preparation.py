@@ -339,11 +339,25 @@ class ClaimPreparation:
             held_shares(claim, gpus),
             former,
             tuple(sorted(user.uid for user in users)),
-            spec=make_spec(self._cdi_devices(claim, views, gpus, limits)),
+            spec=make_spec(self._cdi_devices(claim, views, gpus, limits, self._served(claim, users, views))),
         )
 
+    def _served(self, claim: Claim, users: Sequence[ClaimPod], views: Sequence[View]) -> Sequence[str]:
+        """Return the views that containers can have.
+
+        The limits of the others are not in place. Another pod may name the claim that was made for the pod that uses
+        it, and the kubelet does not call again for it. So a container with another view must not start.
+        """
+        names = tuple(view.name for view in views)
+        return names if self._around.isolation is None else used_views(claim, users, names)
+
     def _cdi_devices(
-        self, claim: Claim, views: Sequence[View], gpus: Sequence[Card], limits: Mapping[tuple[str, str], Edits]
+        self,
+        claim: Claim,
+        views: Sequence[View],
+        gpus: Sequence[Card],
+        limits: Mapping[tuple[str, str], Edits],
+        served: Sequence[str],
     ) -> Iterator[tuple[str, Edits]]:
         """Yield the CDI devices of the results, and then those of the views. Raises Refused."""
         target = target_of(claim, views[0], is_shared=False)
@@ -353,7 +367,7 @@ class ClaimPreparation:
             shown = self._around.exposure.edits(target, {VISIBLE: card.uuid}, gpus, gpus)
             edits = replace(shown, env=own_environment(claim.uid, position, card))
             yield own_device(claim.uid, position), edits
-        for view in views:
+        for view in (one for one in views if one.name in served):
             edits = limits.get((claim.uid, view.name), Edits())
             if len(views) > 1:
                 # Hooks of several views add up, but their variables do not. The back end sets the limits itself.

@@ -50,11 +50,12 @@ def conflict(
 def used_views(claim: Claim, users: Sequence[ClaimPod], views: Sequence[str]) -> tuple[str, ...]:
     """Return the views that containers may have, in the order of `views`.
 
-    If the claim belongs to one pod, these are the views of its containers. Later pods may use any other claim.
+    If the claim belongs to one pod, these are the views of its containers. Later pods may use any other claim. A
+    container that references the whole claim gets the CDI devices of all views.
     """
-    if not claim.owner:
-        return tuple(views)
     used = {_view_of(request, views) for request in _references(claim, users)}
+    if not claim.owner or views[-1] in used:
+        return tuple(views)
     return tuple(view for view in views if view in used)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from deviceplugin.dra.claim_limits import ClaimLimits
+from deviceplugin.dra.claim_records import ClaimRecord
+from deviceplugin.dra.claim_views import view_in
 from deviceplugin.isolation.backend import Ability
 from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.pods.gpu_pod import GpuPod
@@ -83,6 +85,27 @@ def test_only_the_views_of_the_pod_are_limited(folder: Path) -> None:
     offered(node, raw, claim_pod("p", using("c", "a/x"), using("d", "a/y")))
     node.prepare()
     assert node.backend.prepared == [(uid_of("a"), "x"), (uid_of("a"), "y")]
+
+
+def views_of(record: ClaimRecord) -> set[str]:
+    """Return the views with a CDI device. The runtime starts no container with a device that has none."""
+    uid = uid_of("a")
+    return {view for row in record.spec["devices"] if (view := view_in(uid, row["name"])) is not None}
+
+
+def test_view_that_is_not_limited_cannot_be_used_by_another_pod(folder: Path) -> None:
+    """Another pod may name the claim of a template, and the kubelet does not call for the claim again."""
+    node = IsolatedNode(folder)
+    raw = claim("a", request("x"), request("y"), cards=[0, 1], pods=["p", "q"], owner="p")
+    offered(node, raw, claim_pod("p", using("c", "a/x")))
+    assert views_of(node.prepare()) == {"x"}
+
+
+def test_all_views_are_limited_for_a_container_that_references_the_whole_claim(folder: Path) -> None:
+    node = IsolatedNode(folder)
+    raw = claim("a", request("x"), request("y"), cards=[0, 1], owner="p")
+    offered(node, raw, claim_pod("p", using("c", "a")))
+    assert views_of(node.prepare()) == {"x", "y", "claim.all"} == {view for _, view in node.backend.prepared}
 
 
 def test_hooks_of_several_views_do_not_add_up(folder: Path) -> None:
