@@ -38,7 +38,7 @@ CORES = "cores"
 MEMORY = "memory"
 MILLI_PER_PERCENT = WHOLE_CORE // 100
 MAX_RESULTS = 32
-"""The most results of an allocation in Kubernetes."""
+"""The most results of an allocation, and the most requests of a claim, in Kubernetes."""
 LEAST_MEMORY = 1 << 20
 """The least memory of a share in bytes."""
 
@@ -47,7 +47,7 @@ PREPARED = "Prepared"
 on the allocation must not be replaced."""
 REPAIR = "mgpu.io/repair"
 """The annotation of a claim whose allocation mgpu is replacing. It lets another replica finish the repair: its value is
-the JSON of the former `status.allocation` and `status.reservedFor`."""
+the JSON of the new `status.allocation` and of `status.reservedFor`, which is the same as before."""
 
 _DEVICE_PREFIX = "card-"
 _LONGEST_DEVICE = 63

@@ -7,7 +7,7 @@ not its removal. So a repair consists of four writes, each with the resourceVers
 
 1. The annotation `mgpu.io/repair` is a lock: from now on the agent does not deliver the claim. If the agent has
    delivered it just before, this write fails, because the agent writes the condition `Prepared` first. The annotation
-   contains the allocation, so that another replica can finish.
+   contains the new allocation, so that another replica can finish.
 2. The allocation is removed.
 3. The new allocation is written. It passes the admission of claims like any other.
 4. The annotation is removed.
@@ -232,10 +232,10 @@ class ClaimRepair:
         if not self._state.claims.begin_move(now.uid, now.node, shares_of(request, placement), snapshot.version):
             return
         try:
-            former = {"allocation": moved, "reservedFor": raw["status"].get("reservedFor", [])}
-            locked = self._annotate(path, now.version, orjson.dumps(former).decode())
+            desired = {"allocation": moved, "reservedFor": raw["status"].get("reservedFor", [])}
+            locked = self._annotate(path, now.version, orjson.dumps(desired).decode())
             removed = self._write_status(path, locked, {})
-            self._allocate(path, removed, former, now)
+            self._allocate(path, removed, desired, now)
         finally:
             if now.uid not in self._moved:
                 # The next round continues from what the API server has.
@@ -253,12 +253,12 @@ class ClaimRepair:
         if now.allocated:
             self._annotate(path, now.version, None)
             return
-        former = _read_former(now.repair)
-        if former is None:
+        desired = _read_desired_status(now.repair)
+        if desired is None:
             self._warn_once(claim, f"its annotation {REPAIR} cannot be read; delete the pod that uses the claim")
             return
         try:
-            self._allocate(path, raw, former, now)
+            self._allocate(path, raw, desired, now)
         except ApiError as error:
             if error.status not in (403, 422):
                 raise
@@ -311,14 +311,14 @@ def claim_reference(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _read_former(text: str) -> Mapping[str, Any] | None:
-    """Return the allocation and the pods in the annotation of a repair, or None if it cannot be read."""
+def _read_desired_status(text: str) -> Mapping[str, Any] | None:
+    """Return the new allocation and the pods in the annotation of a repair, or None if it cannot be read."""
     try:
-        former = orjson.loads(text)
-        read_claim({"metadata": {}, "status": former}, CARD_POLICIES)
+        desired = orjson.loads(text)
+        read_claim({"metadata": {}, "status": desired}, CARD_POLICIES)
     except (orjson.JSONDecodeError, BadObject):
         return None
-    return former if table_at(former, "allocation") else None
+    return desired if table_at(desired, "allocation") else None
 
 
 def _version(raw: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@
 acquires the lock of the cluster cache for each call. Parsing a claim takes time, so it happens without the lock.
 """
 
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,13 +17,15 @@ from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import Claim, gpu_request
 from mgpu.settings import CARD_POLICIES
-from scheduler.cluster.claim_holdings import ClaimHoldings, log, read_observed_claim
+from scheduler.cluster.claim_holdings import ClaimHoldings, read_observed_claim
 from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
 from scheduler.cluster.converted_pods import ConvertedPod
 from scheduler.cluster.forecast import Forecast
 from scheduler.cluster.node_snapshots import NodeSnapshots
 from scheduler.cluster.reservation_cache import ReservationCache
 from scheduler.cluster.reservations import Reservation, Reservations
+
+log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 
@@ -60,7 +63,9 @@ class ClaimCache:
         try:
             claim = read_observed_claim(raw, CARD_POLICIES)
         except BadObject as error:
-            log.error("Ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]})
+            log.warning(
+                "ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]}
+            )
             return
         claim = _without_long_selectors(claim)
         with self._lock:
@@ -104,7 +109,8 @@ class ClaimCache:
     def items(self) -> tuple[Claim, ...]:
         """Return the stored claims by namespace, name and UID (`ClaimHoldings.items`)."""
         with self._lock:
-            return tuple(sorted(self._holdings.items(), key=lambda claim: (claim.namespace, claim.name, claim.uid)))
+            found = tuple(self._holdings.items())
+        return tuple(sorted(found, key=_key))
 
     def unprepared(self) -> tuple[Claim, ...]:
         """Return the claims whose cards are not delivered yet, the latest first.
@@ -113,11 +119,13 @@ class ClaimCache:
         """
         with self._lock:
             found = [c for c in self._holdings.items() if c.results and not (c.is_prepared or c.deleting)]
-        return tuple(sorted(sorted(found, key=lambda c: (c.namespace, c.name, c.uid)), key=_created, reverse=True))
+        return tuple(sorted(sorted(found, key=_key), key=_created, reverse=True))
 
     def interrupted(self) -> tuple[Claim, ...]:
         """Return the claims with the annotation of a repair, by namespace, name and UID."""
-        return tuple(claim for claim in self.items() if claim.repair and not claim.deleting)
+        with self._lock:
+            found = [claim for claim in self._holdings.items() if claim.repair and not claim.deleting]
+        return tuple(sorted(found, key=_key))
 
     def is_outdated(self, uid: str, version: str) -> bool:
         """Return whether nothing may be decided for this version of the claim (`ClaimHoldings.is_outdated`)."""
@@ -190,6 +198,10 @@ def _without_long_selectors(claim: Claim) -> Claim:
     if sum(len(text) for request in claim.requests for text in request.selectors) <= _MOST_CHARACTERS:
         return claim
     return replace(claim, requests=tuple(replace(request, selectors=_LONG_SELECTORS) for request in claim.requests))
+
+
+def _key(claim: Claim) -> tuple[str, str, str]:
+    return claim.namespace, claim.name, claim.uid
 
 
 def _created(claim: Claim) -> str:

@@ -7,7 +7,6 @@ out to be the ones that its pod gets. A claim with MIG instances also holds thei
 the node is removed (`mig_devices.with_whole_cards`). The cluster cache uses `ClaimHoldings` with its lock held.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -21,8 +20,6 @@ from mgpu.model.resource_claims import REPAIR, Claim, claim_holding, is_newer, r
 from scheduler.cluster.events import CardsFreed, Publisher
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.reservations import Reservations
-
-log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 
@@ -141,7 +138,8 @@ class ClaimHoldings:
         moving = self._moving.get(claim.uid, ())
         holding = claim_holding(claim)
         if holding is None:
-            # Between the two writes of a repair the claim has no allocation, and its pod will get the new cards.
+            # The repair has removed the allocation (its second write). No pod can get the former cards by it any more,
+            # and the pod of the claim will get the new ones.
             before = self._holdings.ledger.holding(claim.uid)
             return replace(before, shares=moving) if before is not None and moving else None
         if not moving:
