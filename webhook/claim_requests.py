@@ -12,14 +12,14 @@ sidecar runs beside the init containers that follow it, so they never use its re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mgpu.model.converted_requests import MAX_RESULTS, ConvertedRequest
+from mgpu.model.converted_requests import ConvertedRequest
 from mgpu.model.errors import Problem, raise_if_any
 from mgpu.model.gpu_requests import ContainerRequest, GpuRequest
 from mgpu.model.pods import Pod, Stage
+from mgpu.model.resource_claims import MAX_RESULTS, MILLI_PER_PERCENT
 from mgpu.settings import Settings
 
 _MIB = 1 << 20
-_MILLI_PER_PERCENT = 10
 _KEEP = "label the pod mgpu.io/dra: keep to leave it to the device plugin"
 
 
@@ -105,7 +105,7 @@ def _converted(one: ContainerRequest, card_memory: int) -> ConvertedRequest:
     if _is_percentage(one):
         # kube-scheduler rounds up to whole MiB. Rounded down here, two halves of a card still fit on it.
         memory = (one.ratio or 0) * card_memory // 100 // _MIB * _MIB
-    return ConvertedRequest(one.container, one.cards, -(-one.core // _MILLI_PER_PERCENT), memory)
+    return ConvertedRequest(one.container, one.cards, -(-one.core // MILLI_PER_PERCENT), memory)
 
 
 def _covers(large: ConvertedRequest, small: ConvertedRequest) -> bool:

@@ -19,7 +19,7 @@ from mgpu.model.errors import BadObject, Problem, raise_if_any
 from mgpu.model.pod_constraints import CONSTRAINT_ANNOTATIONS, PREFIX
 from mgpu.model.quantities import MAX_QUANTITY, QuantityError, parse_quantity, quantity_of_bytes
 from mgpu.model.raw_objects import annotation_path, is_integer, parse_json_object, table_at
-from mgpu.model.resource_claims import API, CORES, DRIVER, MEMORY
+from mgpu.model.resource_claims import API, CORES, DRIVER, MAX_RESULTS, MEMORY
 
 CONVERTED = PREFIX + "converted"
 """The annotation of a converted pod. Only mgpu's webhook writes it."""
@@ -30,9 +30,6 @@ DEVICE_CLASS = "mgpu"
 GENERATED = PREFIX + "generated"
 """The label of generated templates. Its value is `true`."""
 TEMPLATES = f"/apis/{API}/resourceclaimtemplates"
-
-MAX_RESULTS = 32
-"""The most devices of a claim, and the most requests of a claim, in Kubernetes."""
 
 _NAME_PREFIX = "mgpu-"
 _DIGITS = 20
@@ -181,7 +178,8 @@ def claim_template(converted: ConvertedRequests, namespace: str) -> dict[str, An
 def _devices(requests: Sequence[ConvertedRequest]) -> dict[str, Any]:
     """Return the requests, and the constraints that make requests for several cards get different cards.
 
-    Without a constraint, kube-scheduler may allocate two shares of one card for a request with `count: 2`.
+    kube-scheduler chooses different devices for one request by itself. The constraint is for allocations that others
+    have written: without it, mgpu may put two results of a request on one card (`engine.claim_placement`).
     """
     devices: dict[str, Any] = {"requests": [{"name": r.name, "exactly": _exactly(r)} for r in requests]}
     several = [{"requests": [r.name], "distinctAttribute": _DISTINCT} for r in requests if r.cards > 1]
