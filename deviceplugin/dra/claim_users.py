@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 from deviceplugin.dra.claim_views import base_request
 from mgpu.model.raw_objects import table_at
 
+_MOST_CLAIMS = 64
+"""The most claims of a pod. The API server accepts thousands in 1.5 MB, and each would take memory of the agent."""
+_MOST_REFERENCES = 2048
+"""The most references of all containers of a pod to claims."""
+
 
 class Reference(NamedTuple):
     """A reference of a container to a claim.
@@ -45,8 +50,10 @@ class ClaimPod:
 
 
 def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
-    """Return the pod, or None if it uses no claim."""
+    """Return the pod, or None if it uses no claim, or more than `_MOST_CLAIMS`, for which claims are not prepared."""
     meta, spec, status = raw["metadata"], table_at(raw, "spec"), table_at(raw, "status")
+    if _is_large(spec, status):
+        return None
     names = dict(_claim_names(spec, status))
     extended = table_at(status, "extendedResourceClaimStatus")
     if not names and not extended and not _rows(spec, "resourceClaims"):
@@ -67,6 +74,13 @@ def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
         references,
         waiting=status.get("phase", "Pending") == "Pending" and "deletionTimestamp" not in meta,
     )
+
+
+def _is_large(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    containers = (row for kind in ("initContainers", "containers") for row in _rows(spec, kind))
+    references = sum(len(_rows(table_at(row, "resources"), "claims")) for row in containers)
+    mappings = len(_rows(table_at(status, "extendedResourceClaimStatus"), "requestMappings"))
+    return len(_rows(spec, "resourceClaims")) > _MOST_CLAIMS or references + mappings > _MOST_REFERENCES
 
 
 def _claim_names(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

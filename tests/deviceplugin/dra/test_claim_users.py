@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from deviceplugin.dra.claim_users import ClaimUsers, Reference, read_claim_pod
 from tests.builders import container, pod
 from tests.deviceplugin.dra.claims import claim_pod, using
@@ -66,3 +68,13 @@ def test_users_follow_the_watch() -> None:
     users.drop(raw)
     assert users.users_of("default", "a") == ()
     assert len(changes) == 2
+
+
+@pytest.mark.parametrize(
+    ("claims", "containers", "is_stored"), [(64, 1, True), (65, 1, False), (64, 32, True), (64, 33, False)]
+)
+def test_pod_with_thousands_of_references_is_not_stored(claims: int, containers: int, is_stored: bool) -> None:
+    """Such a pod took 3 MiB of the agent's memory, also after it had ended. It may name any node."""
+    names = [f"c{i}" for i in range(claims)]
+    raw = claim_pod("p", *(using(f"c{i}", *names) for i in range(containers)), claims=names)
+    assert (read_claim_pod(raw) is not None) == is_stored
