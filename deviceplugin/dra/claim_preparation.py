@@ -133,14 +133,15 @@ class ClaimPreparation:
         with self._claims.preparing(uid):
             while True:
                 try:
-                    found = await asyncio.to_thread(self._api.read, namespace, name, uid)
-                    return await self._try(found, deadline)
+                    return await self._try(await asyncio.to_thread(self._api.read, namespace, name, uid), deadline)
                 except ClaimGone as error:
                     self._cancel(uid)
                     raise Refused(str(error), uid) from error
                 except (_NotYet, RetryLater) as error:
-                    if not await self._pause(deadline):
-                        raise Refused(str(error), uid) from error
+                    reason = str(error)
+                # Here nothing refers to the claim, of which users choose the size, while many calls may wait.
+                if not await self._pause(deadline):
+                    raise Refused(reason, uid)
 
     def unprepare(self, uid: str) -> None:
         """Take the cards from the claim, whose containers have ended. Raises OSError."""

@@ -1,5 +1,8 @@
 """What a claim gets when the kubelet has it prepared, what it waits for, and what happens between the steps."""
 
+import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -442,3 +445,31 @@ def test_pod_builder_is_no_gpu_pod(node: ClaimNode) -> None:
     """A pod that only uses claims is none of the other vocabularies, so it counts by its claims alone."""
     node.take(claim_pod(), pod("plain"))
     assert node.pods.all() == ()
+
+
+class Tracked(dict[str, Any]):
+    """An object of the API server whose end can be observed."""
+
+
+def test_call_that_waits_does_not_keep_the_claim_in_memory(node: ClaimNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim may have 1.5 MB, and the calls for all pods of the node may wait."""
+    offered(node, claim(annotations={REPAIR: "{}"}))
+    original = node.api.get
+    kept: list[weakref.ref[Tracked]] = []
+
+    def get(path: str) -> Tracked:
+        raw = Tracked(original(path))
+        kept.append(weakref.ref(raw))
+        return raw
+
+    async def pause(_deadline: float) -> bool:
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert kept[-1]() is None
+        node.api.put(claim())
+        return True
+
+    monkeypatch.setattr(node.api, "get", get)
+    monkeypatch.setattr(node.preparation, "_pause", pause)
+    node.prepare()
+    assert len(kept) == 2
