@@ -179,6 +179,9 @@ def _converted(restored: Raw, claims: ClaimRequests, converted: ConvertedRequest
             amounts = _amounts_of(container, kind)
             for name in [name for name in amounts if vocabulary_of(name) or name == SHARE]:
                 del amounts[name]
+            if not amounts and kind in (container.get("resources") or {}):
+                # kube-apiserver stores no empty table, and `converted_problems` compares with what it stores.
+                del container["resources"][kind]
         request = claims.by_container.get(str(container.get("name")))
         if request is not None:
             resources = container["resources"]

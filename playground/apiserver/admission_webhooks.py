@@ -55,7 +55,7 @@ class Admission:
         """Call the mutating webhooks and return the patched object.
 
         As in kube-apiserver, a webhook with the `reinvocationPolicy` IfNeeded is called again if a later webhook has
-        changed the object.
+        changed the object. One that was not called the first time is not called then either, even if it would be now.
 
         Args:
             obj: The object of the request, or None for a deletion. For a deletion the result is None too.
@@ -64,13 +64,15 @@ class Admission:
         """
         hooks = self._hooks(_MUTATING, attrs)
         changed_by = -1
+        called = []
         for i, hook in enumerate(hooks):
             before = obj
+            called.append(self._concerns(hook, attrs, obj, old))
             obj = await self._mutate_once(hook, attrs, obj, old, normalise)
             if obj != before:
                 changed_by = i
-        for hook in hooks[: max(changed_by, 0)]:
-            if hook.get("reinvocationPolicy") == "IfNeeded":
+        for i, hook in enumerate(hooks[: max(changed_by, 0)]):
+            if called[i] and hook.get("reinvocationPolicy") == "IfNeeded":
                 obj = await self._mutate_once(hook, attrs, obj, old, normalise)
         return obj
 

@@ -33,6 +33,9 @@ def _default_container(container: Object) -> None:
     resources = container.setdefault("resources", {})
     if limits := resources.get("limits"):
         resources["requests"] = {**limits, **(resources.get("requests") or {})}
+    for part in ("limits", "requests", "claims"):
+        if part in resources and not resources[part]:
+            del resources[part]
     for port in container.get("ports") or []:
         port.setdefault("protocol", "TCP")
     for env in container.get("env") or []:

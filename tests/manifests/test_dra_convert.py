@@ -53,8 +53,8 @@ def test_component_is_valid_with_others_and_keeps_the_order_of_webhooks(
             check(document)
     mutating = named(documents, "MutatingWebhookConfiguration", "mgpu-webhook")["webhooks"]
     names = [hook["name"] for hook in mutating]
-    assert names[:2] == ["restore.mgpu.io", "mutate.mgpu.io"]
-    assert names[-2:] == ["convert-namespace.mgpu.io", "convert-pod.mgpu.io"]
+    assert names[:4] == ["restore.mgpu.io", "convert-namespace.mgpu.io", "convert-pod.mgpu.io", "mutate.mgpu.io"]
+    assert "mark-claims.mgpu.io" in names[4:]
     validating = named(documents, "ValidatingWebhookConfiguration", "mgpu-webhook")["webhooks"]
     assert validating[-1]["name"] == "protect-converted.mgpu.io"
     scheduler = named(documents, "Deployment", "mgpu-scheduler")

@@ -89,6 +89,12 @@ def test_convert_share_of_a_vocabulary_becomes_a_request(
     assert claim == {"name": "mgpu", "resourceClaimTemplateName": claim_template_of(raw)["metadata"]["name"]}
 
 
+def test_convert_leaves_no_empty_table_and_so_agrees_with_what_the_api_server_stores() -> None:
+    raw = converted(pod("p", container("c", 30, 8192)))
+    assert raw["spec"]["containers"][0]["resources"] == {"claims": [{"name": "mgpu", "request": "c"}]}
+    assert [*converted_problems(raw, SETTINGS)] == []
+
+
 def claim_template_of(raw: Raw) -> Raw:
     return claim_template(read_converted(raw["metadata"]["annotations"][CONVERTED]), "default")
 

@@ -133,6 +133,19 @@ def test_webhook_is_reinvoked_when_a_later_one_changed_the_object(api: Api, pods
     assert counts == {"again": 2, "once": 1, "change": 1}
 
 
+def test_webhook_that_was_not_called_is_not_reinvoked(api: Api, pods: str, hooks: Hooks) -> None:
+    """Not even if a later webhook makes its conditions true."""
+    condition = {
+        "name": "annotated",
+        "expression": "has(object.metadata.annotations) && 'b' in object.metadata.annotations",
+    }
+    hooks.add("again", allow(), reinvocationPolicy="IfNeeded", matchConditions=[condition])
+    hooks.add("change", annotated("b", "2"))
+    hooks.add("after", allow(), matchConditions=[condition])
+    api.ok("POST", pods, pod())
+    assert {path: len(hooks.requests(path)) for path in ("again", "after")} == {"again": 0, "after": 1}
+
+
 def test_status_of_a_new_pod_is_reset_only_after_mutating_admission(api: Api, pods: str, hooks: Hooks) -> None:
     """A mutating webhook must not trust the status; a validating one sees the reset one."""
     claims = {

@@ -42,6 +42,11 @@ def test_unusable_resources_are_refused(api: Api, pods: str, resources: object, 
     assert reply.body["details"]["causes"][0]["field"].startswith("spec.containers[0].resources")
 
 
+def test_empty_amounts_are_not_stored(api: Api, pods: str) -> None:
+    made = api.ok("POST", pods, pod(resources={"limits": {}, "requests": {}, "claims": []}))
+    assert made["spec"]["containers"][0]["resources"] == {}
+
+
 def test_refusals_have_code_reason_and_message(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     cases = {
