@@ -218,7 +218,8 @@ def _kube_scheduler(binary: Path, cluster: Cluster, *, extender: bool) -> Iterat
     config["leaderElection"] = {"leaderElect": False}
     config["clientConnection"] = {"kubeconfig": str(cluster.kubeconfig_of("kube-scheduler")), "qps": 200, "burst": 400}
     config["profiles"][0]["schedulerName"] = "default-scheduler"
-    config["extenders"][0]["urlPrefix"] = cluster.extender_url
+    for row in config["extenders"]:
+        row["urlPrefix"] = cluster.extender_url
     config["extenders"] = config["extenders"] if extender else []
     path = cluster.folder / "kube-scheduler.json"
     path.write_text(json.dumps(config))

@@ -16,7 +16,7 @@ from deviceplugin.delivery import visibility
 from deviceplugin.dra.prepared_claims import plugin_folder
 from mgpu.cli.process_settings import read_settings
 from mgpu.kube.leader import LABEL
-from mgpu.model.resource_claims import DRIVER
+from mgpu.model.resource_claims import DRIVER, MARK
 from mgpu.serving import server
 from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
@@ -313,13 +313,18 @@ def test_the_shared_memory_of_mps_has_bounds_on_every_kernel(tmp_path: Path, kno
 @pytest.mark.parametrize("component", ["second-scheduler", "existing-scheduler"])
 def test_a_kube_scheduler_asks_about_every_resource(component: str) -> None:
     found = yaml.safe_load((MANIFESTS / "components" / component / "kube-scheduler.yaml").read_text())
-    (extender,) = found["extenders"]
-    assert {r["name"]: r["ignoredByScheduler"] for r in extender["managedResources"]} == MANAGED
-    assert (extender["ignorable"], extender["nodeCacheCapable"], extender["weight"]) == (False, True, 5)
-    assert {extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt")} == {
-        "filter",
-        "prioritize",
-        "preempt",
+    extenders = found["extenders"]
+    managed = [{r["name"]: r["ignoredByScheduler"] for r in extender["managedResources"]} for extender in extenders]
+    assert managed == [{k: v for k, v in MANAGED.items() if k != MARK}, {MARK: MANAGED[MARK]}]
+    assert [extender.pop("ignorable") for extender in extenders] == [False, True]
+    for extender in extenders:
+        del extender["managedResources"]
+    assert extenders[0] == extenders[1], "they are the same server"
+    assert (extenders[0]["nodeCacheCapable"], extenders[0]["weight"]) == (True, 5)
+    assert {verb: extenders[0][f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt")} == {
+        "filter": "filter",
+        "prioritize": "prioritize",
+        "preempt": "preempt",
     }
     assert found["profiles"][0]["percentageOfNodesToScore"] == 100
 
