@@ -30,9 +30,9 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.claim_decider import ClaimDecider
-from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
+from scheduler.decisions.open_claims import OpenClaims
 from scheduler.engine.learning.shapes import CARD, NodeClass, Shape
 from tests import builders as b
 
@@ -57,7 +57,7 @@ class Replay:
         self._filter = Filter(self._state, self._settings)
         self._decider = Decider(self._state, api, self._settings)
         self._claim_decider = ClaimDecider(self._state, api, self._settings)
-        self._claim_requests = ClaimRequests(self._state, self._claim_decider)
+        self._open_claims = OpenClaims(self._state, self._claim_decider)
         self._names = np.array([f"node-{i:04}" for i in range(len(nodes))])
         self._rows = {str(name): i for i, name in enumerate(self._names)}
         self._cpu = np.array([node.cpu for node in nodes])
@@ -96,7 +96,7 @@ class Replay:
             {"cpu": f"{shape.cpu}m", "memory": str(shape.memory)}
         )
         self._state.pod_changed(raw)
-        gpu_pod = self._claim_requests.read(raw) if claims else read_gpu_pod(raw, self._settings)
+        gpu_pod = self._open_claims.read(raw) if claims else read_gpu_pod(raw, self._settings)
         assert gpu_pod is not None
         node = self._choose_node(gpu_pod, shape)
         if node is None:

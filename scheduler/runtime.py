@@ -39,7 +39,6 @@ from scheduler.cluster.events import (
     PodUndecided,
 )
 from scheduler.decisions.claim_decider import ClaimDecider
-from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import EffortBudgets
@@ -48,6 +47,7 @@ from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
+from scheduler.decisions.open_claims import OpenClaims
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.resizing import ResizeDecisions
@@ -126,7 +126,7 @@ class Process:
             self.state, self.filter, self.decider, writes, self.may_decide, self.planning.request_plan
         )
         self.claim_decider = ClaimDecider(self.state, api, settings, budgets, flights=flights)
-        self.claim_requests = ClaimRequests(self.state, self.claim_decider)
+        self.open_claims = OpenClaims(self.state, self.claim_decider)
         self.claim_repair = ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
         self.claim_templates = ClaimTemplates(self.state, writes, self._warn, self.may_decide)

@@ -88,6 +88,11 @@ def card_index(device: str) -> int | None:
     return int(digits)
 
 
+def base_request(name: str) -> str:
+    """Return the name by which containers and constraints refer to a request: that of `gpu/small` is `gpu`."""
+    return name.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
     """One request of a claim, or one alternative of a request with `firstAvailable`.
@@ -133,7 +138,7 @@ class AttributeConstraint:
 
     def concerns(self, request: str) -> bool:
         """Return whether the constraint concerns a request, which may be an alternative such as `gpu/small`."""
-        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+        return not self.requests or request in self.requests or base_request(request) in self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,16 +429,24 @@ def _core(amounts: Mapping[str, Any], path: str) -> int | None:
         core = parse_quantity(amounts[CORES]) * MILLI_PER_PERCENT
     except QuantityError as error:
         raise BadObject([Problem(f"{path}[{CORES}]", str(error))]) from error
-    return -(-core.numerator // core.denominator)
+    return _not_negative(-(-core.numerator // core.denominator), f"{path}[{CORES}]")
 
 
 def _memory(amounts: Mapping[str, Any], path: str) -> int | None:
     if MEMORY not in amounts:
         return None
     try:
-        return whole_bytes(amounts[MEMORY])
+        memory = whole_bytes(amounts[MEMORY])
     except QuantityError as error:
         raise BadObject([Problem(f"{path}[{MEMORY}]", str(error))]) from error
+    return _not_negative(memory, f"{path}[{MEMORY}]")
+
+
+def _not_negative(amount: int, path: str) -> int:
+    """Return the amount. The API server does not check its sign, and a negative one would give others a full card."""
+    if amount < 0:
+        raise BadObject([Problem(path, "must not be negative")])
+    return amount
 
 
 def _constraints(devices: Mapping[str, Any]) -> Iterator[AttributeConstraint]:

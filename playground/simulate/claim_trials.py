@@ -26,6 +26,7 @@ from mgpu.settings import Settings
 from playground.simulate.simulated_cluster import SimulatedCluster
 from scheduler.decisions.claim_decider import repeats_rejection
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.decisions.open_claims import alternatives
 from scheduler.engine.card_constraints import same_card_group_rejection
 from scheduler.engine.claim_placement import place_claim
 from scheduler.engine.node_assessment import Foresight, choose_policy
@@ -118,10 +119,7 @@ def first_request(claim: Claim) -> GpuRequest:
 
 def _alternatives(claim: Claim) -> Iterator[tuple[DeviceRequest, ...]]:
     """Yield the sets of requests of which one is enough, in the order in which kube-scheduler tries them."""
-    by_name: dict[str, list[DeviceRequest]] = {}
-    for request in claim.requests:
-        by_name.setdefault(request.name.partition("/")[0], []).append(request)
-    yield from product(*by_name.values())
+    yield from product(*alternatives(claim.requests))
 
 
 def _results(

@@ -206,7 +206,7 @@ class Extender:
             raise BadRequest(400, "Pod must be an object")
         self._replica.may_answer()
         try:
-            gpu_pod = self._decider.read(raw) or self._replica.claim_requests.read(raw)
+            gpu_pod = self._decider.read(raw) or self._replica.open_claims.read(raw)
         except BadObject as error:
             raise BadRequest(400, f"Pod is not a valid Pod: {error}") from error
         if gpu_pod:

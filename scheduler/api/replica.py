@@ -13,11 +13,11 @@ from mgpu.settings import Settings
 from scheduler.announcements import Announcements
 from scheduler.cluster.cache import ClusterCache
 from scheduler.decisions.claim_decider import ClaimDecider
-from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.filter import Filter
 from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.in_flight_filter import InFlightFilter
+from scheduler.decisions.open_claims import OpenClaims
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.suggestions import Suggestions
 from scheduler.partitioning.partition_controller import PartitionController
@@ -38,7 +38,7 @@ class Replica(Protocol):
     state: ClusterCache
     decider: Decider
     claim_decider: ClaimDecider
-    claim_requests: ClaimRequests
+    open_claims: OpenClaims
     filter: Filter
     in_flight: InFlightFilter
     gang_filter: GangFilter

@@ -29,6 +29,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import WaitingPod
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.effort_budgets import EffortExceeded
+from scheduler.decisions.open_claims import sets_of_alternatives
 
 log = logging.getLogger(__name__)
 
@@ -167,9 +168,7 @@ class ClaimWaker:
         snapshot = self._state.node_snapshot(node, claim.uid)
         if snapshot.node is None or self._state.agent_problem(node) is not None:
             return False
-        for names in _alternatives(claim):
-            if not any(request.name in names and not request.admin for request in claim.requests):
-                continue
+        for names in sets_of_alternatives(request for request in claim.requests if not request.admin):
             try:
                 if self._decider.assess(claim, names, snapshot) is None:
                     return True
@@ -202,15 +201,3 @@ def _in_turns(pods: Sequence[WaitingPod]) -> list[WaitingPod]:
     for pod in pods:
         by_namespace.setdefault(pod.namespace, []).append(pod)
     return [pod for pod in chain.from_iterable(zip_longest(*by_namespace.values())) if pod is not None]
-
-
-def _alternatives(claim: Claim) -> Sequence[frozenset[str]]:
-    """Return the sets of requests of which kube-scheduler allocates one.
-
-    If several requests have alternatives, only the sets with the same position in each of them are returned.
-    """
-    by_request: dict[str, list[str]] = {}
-    for request in claim.requests:
-        by_request.setdefault(request.name.partition("/")[0], []).append(request.name)
-    longest = max(map(len, by_request.values()), default=0)
-    return [frozenset(names[min(i, len(names) - 1)] for names in by_request.values()) for i in range(longest)]

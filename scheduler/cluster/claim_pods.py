@@ -101,8 +101,10 @@ def waiting_pod(raw: Raw) -> WaitingPod | None:
 
 
 def claim_names(raw: Raw) -> tuple[str, ...]:
-    """Return the names of the first `_MOST_CLAIMS` ResourceClaims of a pod that exist, sorted."""
-    return tuple(sorted(islice(_claim_names(table_at(raw, "spec"), table_at(raw, "status")), _MOST_CLAIMS)))
+    """Return the names of the first `_MOST_CLAIMS` ResourceClaims of a pod that exist, each once, sorted."""
+    # Several entries of `spec.resourceClaims` may name the same claim.
+    names = dict.fromkeys(_claim_names(table_at(raw, "spec"), table_at(raw, "status")))
+    return tuple(sorted(islice(names, _MOST_CLAIMS)))
 
 
 def _has_claims(raw: Raw) -> bool:

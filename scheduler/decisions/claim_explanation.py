@@ -22,6 +22,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import claim_names
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.effort_budgets import EffortExceeded
+from scheduler.decisions.open_claims import sets_of_alternatives
 
 Raw = Mapping[str, Any]
 CardRows = Callable[[str, str], tuple[CardRow, ...]]
@@ -89,8 +90,8 @@ class ClaimExplainer:
             text = "It requests no devices of mgpu's driver, so mgpu does not affect it."
             return replace(explanation, verdict=(text,))
         explanation = self._open(explanation, [claim], selected)
-        said = "kube-scheduler allocates a claim only for a pod that it places; explain that pod for its own reasons."
-        return replace(explanation, verdict=(*explanation.verdict, said))
+        hint = "kube-scheduler allocates a claim only for a pod that it places; explain that pod for its own reasons."
+        return replace(explanation, verdict=(*explanation.verdict, hint))
 
     def pod(self, explanation: Explanation, raw: Raw, selected: Sequence[str] = ()) -> Explanation | None:
         """Explain a pod by the claims that it uses; return None if it uses none that mgpu's driver may serve.
@@ -135,12 +136,11 @@ class ClaimExplainer:
 
     def _alternatives(self, claim: Claim) -> list[frozenset[str]]:
         """Return the sets of requests of mgpu's driver of which one is enough."""
-        by_request: dict[str, list[str]] = {}
-        for one in claim.requests:
-            if not one.admin and (self._decider.is_ours(one) or self._decider.is_for_instances(one)):
-                by_request.setdefault(one.name.partition("/")[0], []).append(one.name)
-        longest = max(map(len, by_request.values()), default=0)
-        return [frozenset(names[min(i, len(names) - 1)] for names in by_request.values()) for i in range(longest)]
+        return sets_of_alternatives(
+            one
+            for one in claim.requests
+            if not one.admin and (self._decider.is_ours(one) or self._decider.is_for_instances(one))
+        )
 
     def _allocated(self, explanation: Explanation, claim: Claim) -> Explanation:
         """Add where the cards of an allocated claim are."""
@@ -155,10 +155,10 @@ class ClaimExplainer:
             replace(row, own=row.state.card.index in before or any(s.is_on(row.state.card) for s in holding.shares))
             for row in rows
         )
-        said = "The agent has delivered it." if claim.is_prepared else "The agent has not delivered it yet."
+        state = "The agent has delivered it." if claim.is_prepared else "The agent has not delivered it yet."
         if claim.repair:
-            said = "mgpu is replacing its allocation, because it did not fit."
-        text = f"{name} is on {_places(holding)} of {claim.node}. {said}"
+            state = "mgpu is replacing its allocation, because it did not fit."
+        text = f"{name} is on {_places(holding)} of {claim.node}. {state}"
         cards = {**explanation.cards, claim.node: rows} if rows else explanation.cards
         return replace(explanation, verdict=(*explanation.verdict, text), cards=cards)
 

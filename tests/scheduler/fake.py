@@ -31,7 +31,6 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import CardsFreed, ObjectWarning, PartitionsChanged, PodResizing, PodUndecided
 from scheduler.cluster.gpu_pods import GpuPod, read_gpu_pod
 from scheduler.decisions.claim_decider import ClaimDecider
-from scheduler.decisions.claim_requests import ClaimRequests
 from scheduler.decisions.decider import Decider
 from scheduler.decisions.disruption_budgets import DisruptionBudgets
 from scheduler.decisions.effort_budgets import CallerGone, never
@@ -40,6 +39,7 @@ from scheduler.decisions.gang_filter import GangFilter
 from scheduler.decisions.in_flight import PodsInFlight
 from scheduler.decisions.in_flight_filter import InFlightFilter
 from scheduler.decisions.late_binding import LateDecisions
+from scheduler.decisions.open_claims import OpenClaims
 from scheduler.decisions.pod_groups import PodGroupReader
 from scheduler.decisions.preemption import Preemption
 from scheduler.decisions.resizing import ResizeDecisions
@@ -324,7 +324,7 @@ class Replica:
         )
         self.resizing = ResizeDecisions(self.state, client, settings, self._warn, self.may_decide, self.clock)
         self.claim_decider = ClaimDecider(self.state, client, settings, flights=self.flights)
-        self.claim_requests = ClaimRequests(self.state, self.claim_decider)
+        self.open_claims = OpenClaims(self.state, self.claim_decider)
         self.claim_repair = ClaimRepair(self.state, self.claim_decider, client, self._warn, self.may_decide, self.clock)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, client, self.may_decide, self.clock)
         self.claim_admission = ClaimAdmission(self.state, self.claim_decider, self.may_decide)

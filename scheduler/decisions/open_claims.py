@@ -1,4 +1,4 @@
-"""Reads what a pod requests through ResourceClaims that are not allocated yet, so that the filter can rate nodes.
+"""Reads what pods request through open ResourceClaims, those that are not allocated yet, so that nodes can be rated.
 
 kube-scheduler calls its extender only for pods that name a managed resource. mgpu's webhook adds the resource
 `mgpu.io/claims` with the amount 0 to pods with claims (`webhook.claim_pods`), which nothing else notices. So
@@ -7,22 +7,22 @@ and not by the order of kube-scheduler's own allocator. The claims of the pod th
 pod. A claim that is allocated already fixes the node, and kube-scheduler itself takes that into account.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, Claim, DeviceRequest, requests_before_allocation
+from mgpu.model.resource_claims import DRA, Claim, DeviceRequest, base_request, requests_before_allocation
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import claim_names
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.claim_decider import ClaimDecider
 
 
-class ClaimRequests:
-    """Reads the claims of pods. Thread-safe."""
+class OpenClaims:
+    """Reads the open claims of pods. Thread-safe."""
 
     def __init__(self, state: ClusterCache, decider: ClaimDecider) -> None:
         self._state = state
@@ -48,27 +48,44 @@ class ClaimRequests:
         return GpuPod(read_pod(raw), GpuRequest(DRA, containers, constraints=requests[0].constraints))
 
     def _requests(self, claim: Claim) -> Iterator[GpuRequest]:
-        alternatives: dict[str, list[DeviceRequest]] = {}
-        for request in claim.requests:
-            if self._decider.is_ours(request) and not request.admin:
-                alternatives.setdefault(request.name.partition("/")[0], []).append(request)
-        least = tuple(map(_least, alternatives.values()))
+        ours = (request for request in claim.requests if self._decider.is_ours(request) and not request.admin)
+        least = tuple(map(_least, alternatives(ours)))
         found = requests_before_allocation(replace(claim, requests=least), [request.name for request in least])
         if found.containers:
             named = (replace(one, container=f"{claim.name}/{one.container}") for one in found.containers)
             yield replace(found, containers=tuple(named))
 
 
-def _least(alternatives: Sequence[DeviceRequest]) -> DeviceRequest:
-    """Return a request that every node passes on which one of the alternatives fits.
+def alternatives(requests: Iterable[DeviceRequest]) -> list[list[DeviceRequest]]:
+    """Return the alternatives of each request of a claim in their order; one for a request without `firstAvailable`."""
+    found: dict[str, list[DeviceRequest]] = {}
+    for request in requests:
+        found.setdefault(base_request(request.name), []).append(request)
+    return list(found.values())
+
+
+def sets_of_alternatives(requests: Iterable[DeviceRequest]) -> list[frozenset[str]]:
+    """Return sets of names of requests, each with one alternative of each request. One of them must fit.
+
+    kube-scheduler tries every combination. That would be too many here, where each costs a search on each node: 32
+    requests may have 8 alternatives each. So only the first ones of all requests are combined, then the second ones,
+    and so on. A claim that fits only by another combination counts as one that does not fit.
+    """
+    rows = [[one.name for one in row] for row in alternatives(requests)]
+    longest = max(map(len, rows), default=0)
+    return [frozenset(names[min(i, len(names) - 1)] for names in rows) for i in range(longest)]
+
+
+def _least(found: Sequence[DeviceRequest]) -> DeviceRequest:
+    """Return a request that every node passes on which one of these alternatives fits.
 
     An amount that an alternative does not state is all of the card.
     """
-    cores = [one.core for one in alternatives if one.core is not None]
-    memory = [one.memory for one in alternatives if one.memory is not None]
+    cores = [one.core for one in found if one.core is not None]
+    memory = [one.memory for one in found if one.memory is not None]
     return replace(
-        alternatives[0],
-        count=min(max(1, one.count) for one in alternatives),
+        found[0],
+        count=min(max(1, one.count) for one in found),
         core=min(cores, default=None),
         memory=min(memory, default=None),
     )
