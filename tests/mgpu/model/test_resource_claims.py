@@ -182,6 +182,8 @@ class TestBadValues:
             (request(cores="many"), "spec.devices.requests[0].exactly.capacity.requests[cores]"),
             (request(memory="8Gib"), "spec.devices.requests[0].exactly.capacity.requests[memory]"),
             (request(count="two"), "spec.devices.requests[0].exactly.count"),
+            (request(cores=-1), "spec.devices.requests[0].exactly.capacity.requests[cores]"),
+            (request(memory="-1Gi"), "spec.devices.requests[0].exactly.capacity.requests[memory]"),
             (request(count=True), "spec.devices.requests[0].exactly.count"),
             (
                 {"name": "gpu", "firstAvailable": [{"name": "a"}, {"name": "b", **exactly("x")}]},

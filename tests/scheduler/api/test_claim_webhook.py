@@ -184,6 +184,14 @@ class TestShareOfNothing:
         allocate(replica.api, "whole", result("card-0", **WHOLE))
         assert denial(replica.api, "c", result("card-0", cores="0", memory="0")).status == 403
 
+    def test_less_than_nothing_is_denied(self, replica: Replica) -> None:
+        """The API server accepts negative amounts, and kube-scheduler allocates them on a card that is full."""
+        submit(replica.api, claim("whole", request()), claim("c", request(cores=-50, memory="-8Gi")))
+        allocate(replica.api, "whole", result("card-0", **WHOLE))
+        assert "must not be negative" in denial(replica.api, "c", result("card-0", cores="-50", memory="-8Gi")).message
+        replica.deliver()
+        assert replica.cards_held() == {"whole": [(0, 1000)]}
+
     def test_it_is_counted(self, replica: Replica) -> None:
         submit(replica.api, claim("c", request(cores=0, memory=0)))
         allocate(replica.api, "c", result("card-0", cores="0", memory="0"))
