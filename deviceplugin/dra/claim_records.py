@@ -14,10 +14,11 @@ from typing import Any
 
 import orjson
 
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Stage
 from mgpu.model.resource_claims import DRA
+from mgpu.model.slice_names import PLACES
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,12 @@ class PreparedDevice:
         request: The request as containers reference it, without the name of an alternative.
         share_id: The identifier of the share, or "" if the device is not shared.
         cdi: The names of the CDI devices of containers that reference the request.
-        card: The UUID of the card.
+        card: The UUID of the card or of the MIG device.
         index: The index of the card.
         core: What the result holds of the card's core, in milli.
         memory: What it holds of the memory, in bytes.
         is_result: Whether the entry is an allocation result.
+        instance: The MIG instance (`2g.20gb at 4`), or "" for a card.
     """
 
     request: str
@@ -47,6 +49,7 @@ class PreparedDevice:
     core: int = 0
     memory: int = 0
     is_result: bool = True
+    instance: str = ""
 
     @property
     def allocated(self) -> tuple[str, str, str, str]:
@@ -61,7 +64,8 @@ class ClaimRecord:
         delivered: Whether the kubelet may have got the devices. Before that, no container can use them, so another
             allocation of the claim replaces the record.
         devices: What the kubelet gets.
-        shares: What the claim holds. The shares name cards by UUID, since indexes may change.
+        shares: What the claim holds. The shares name cards by UUID, since indexes may change. That of a MIG instance
+            names the UUID of its card and its start: `GPU-…/4`.
         former: What it held by an earlier allocation, which containers may still use.
         consumers: The UIDs of the pods that may use the claim, when it was prepared.
         spec: The CDI spec.
@@ -89,9 +93,18 @@ class ClaimRecord:
     def holding(self, node: str, cards: tuple[Card, ...] = ()) -> Holding:
         """Return what the claim holds. Shares of the given cards name them by index, as those of pods do."""
         indexes = {card.uuid: card.index for card in cards}
-        shares = (*self.shares, *self.former)
-        named = (replace(s, card=indexes.get(s.card, s.card) if isinstance(s.card, str) else s.card) for s in shares)
-        return Holding(self.uid, self.namespace, self.name, node, DRA, tuple(named))
+        named = tuple(_by_index(share, indexes) for share in (*self.shares, *self.former))
+        return Holding(self.uid, self.namespace, self.name, node, DRA, named)
+
+
+def _by_index(share: Share, indexes: Mapping[str, int]) -> Share:
+    if not isinstance(share.card, str):
+        return share
+    if share.type == GPU:
+        return replace(share, card=indexes.get(share.card, share.card))
+    card, _, start = share.card.rpartition("/")
+    is_known = card in indexes and start.isdecimal()
+    return replace(share, card=indexes[card] * PLACES + int(start)) if is_known else share
 
 
 class ClaimRecords:

@@ -104,6 +104,11 @@ def _devices(raw: Raw, record: ClaimRecord, now: datetime) -> Iterator[Raw]:
             yield _row(device, own.get(place, {}), now)
 
 
+def _described(device: PreparedDevice) -> str:
+    card = f"card {device.index}"
+    return f"{device.instance} of {card}" if device.instance else card
+
+
 def _place(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(row.get("pool") or ""), str(row.get("device") or ""), str(row.get("shareID") or "")
 
@@ -117,7 +122,7 @@ def _row(device: PreparedDevice, before: Mapping[str, Any], now: datetime) -> Ra
         "type": PREPARED,
         "status": "True",
         "reason": "Delivered",
-        "message": f"containers that reference the claim get card {device.index} ({device.card})",
+        "message": f"containers that reference the claim get {_described(device)} ({device.card})",
         "lastTransitionTime": since or now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     row: Raw = {

@@ -15,15 +15,16 @@ or device nodes make the cards visible.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deviceplugin.dra.claim_cdi import cdi_name
 from deviceplugin.dra.claim_records import PreparedDevice
 from deviceplugin.pods.gpu_pod import GpuPod
 from deviceplugin.pods.identity import VISIBLE, Target
-from mgpu.model.cards import Card
+from mgpu.model.cards import GPU, Card
 from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest
 from mgpu.model.ledger import Share
+from mgpu.model.mig_devices import MigDevice, mig_device_at
 from mgpu.model.pods import Pod
 from mgpu.model.resource_claims import DRA, Claim, Result, card_index, claim_holding
 
@@ -54,7 +55,7 @@ class View:
 
     Attributes:
         name: The request, or `WHOLE_CLAIM`.
-        cards: The cards, by index.
+        cards: The cards by index, and the MIG instances as cards of their own types.
         shares: What the claim holds of these cards, one share for each card of which it holds any.
     """
 
@@ -67,25 +68,46 @@ class View:
         amounts = [share.amount(card) for share in self.shares for card in self.cards if share.is_on(card)]
         core = min((amount.core for amount in amounts), default=0)
         memory = min((amount.memory for amount in amounts), default=0)
+        instances = [device for card in self.cards if (device := instance_of(card)) is not None]
+        indexes = dict.fromkeys(parent_index(card) for card in self.cards)
+        slices = {"MGPU_SLICES": ",".join(device.instance.profile for device in instances)} if instances else {}
         return {
             VISIBLE: ",".join(card.uuid for card in self.cards),
-            "MGPU_CARDS": ",".join(str(card.index) for card in self.cards),
+            "MGPU_CARDS": ",".join(map(str, indexes)),
             "MGPU_CORE_PERCENT": f"{core / 10:g}",
             "MGPU_MEMORY_BYTES": str(memory),
+            **slices,
         }
+
+    @property
+    def has_shares_of_cards(self) -> bool:
+        """Whether the view has shares that an isolation back end can limit. MIG itself limits instances."""
+        return any(share.type == GPU for share in self.shares)
+
+
+def instance_of(card: Card) -> MigDevice | None:
+    """Return the MIG instance that a device of a view stands for; None for a card."""
+    return mig_device_at(card.type, card.index)
+
+
+def parent_index(card: Card) -> int:
+    """Return the index of the card, or of the card of the MIG instance."""
+    device = instance_of(card)
+    return card.index if device is None else device.card
 
 
 def card_of(result: Result, cards: Iterable[Card]) -> Card | None:
-    """Return the card of an allocation result; None if the node has no such card."""
-    index = card_index(result.device)
-    return next((card for card in cards if card.index == index), None)
+    """Return the card or the MIG instance of an allocation result; None if it is not among these."""
+    device = result.mig_device
+    place = (GPU, card_index(result.device)) if device is None else (device.type, device.index)
+    return next((card for card in cards if (card.type, card.index) == place), None)
 
 
 def views_of(claim: Claim, cards: Sequence[Card]) -> tuple[View, ...]:
     """Return a view for each request of an allocated claim. If there are several, the last view is the whole claim.
 
     Args:
-        cards: The GPUs of the node, with the card of each result.
+        cards: The GPUs of the node and the MIG instances of the claim, with the card of each result.
     """
     held = claim_holding(claim)
     shares = held.shares if held is not None else ()
@@ -103,8 +125,8 @@ def views_of(claim: Claim, cards: Sequence[Card]) -> tuple[View, ...]:
 
 
 def _view(name: str, results: Sequence[Result], shares: Sequence[Share], cards: Sequence[Card]) -> View:
-    found = {card.index: card for result in results if (card := card_of(result, cards)) is not None}
-    own = tuple(found[index] for index in sorted(found))
+    found = {(card.type, card.index): card for result in results if (card := card_of(result, cards)) is not None}
+    own = tuple(found[place] for place in sorted(found))
     merged = (_merged(name, [share for share in shares if share.is_on(card)], card) for card in own)
     return View(name, own, tuple(share for share in merged if share is not None))
 
@@ -114,27 +136,33 @@ def _merged(name: str, shares: Sequence[Share], card: Card) -> Share | None:
     if not shares:
         return None
     if any(share.whole for share in shares):
-        return Share(name, card.uuid, card.core, whole=True)
+        return Share(name, card.uuid, card.core, whole=True, type=card.type)
     amounts = [share.amount(card) for share in shares]
     return Share(name, card.uuid, sum(a.core for a in amounts), sum(a.memory for a in amounts))
 
 
 def target_of(claim: Claim, view: View, *, is_shared: bool) -> ClaimTarget:
-    """Return the view in the form of a container, for the parts of the agent that limit containers."""
-    requests = tuple(_request(share, view) for share in view.shares)
+    """Return the view in the form of a container, for the parts of the agent that limit containers.
+
+    It has only the shares of cards, because MIG itself limits instances.
+    """
+    shares = tuple(share for share in view.shares if share.type == GPU)
+    requests = tuple(_request(share, view) for share in shares)
     pod = Pod(claim.namespace, claim.name, claim.uid, node=claim.node)
-    gpu_pod = GpuPod(pod, GpuRequest(DRA, requests, constraints=claim.card_constraints), view.shares)
+    gpu_pod = GpuPod(pod, GpuRequest(DRA, requests, constraints=claim.card_constraints), shares)
     return ClaimTarget(gpu_pod, view.name, is_shared)
 
 
 def _request(share: Share, view: View) -> ContainerRequest:
-    return ContainerRequest(view.name, len(view.cards), share.core, share.memory, share.whole)
+    cards = sum(card.type == GPU for card in view.cards)
+    return ContainerRequest(view.name, cards, share.core, share.memory, share.whole)
 
 
 def holder_of(claim: Claim) -> GpuPod:
     """Return an allocated claim in the form of a pod, for the parts of the agent that compare holdings of pods."""
     held = claim_holding(claim)
     shares = held.shares if held is not None else ()
+    shares = tuple(share for share in shares if share.type == GPU)
     requests = tuple(ContainerRequest(s.container, 1, s.core, s.memory, s.whole, ratio=s.ratio) for s in shares)
     pod = Pod(claim.namespace, claim.name, claim.uid, node=claim.node)
     return GpuPod(pod, GpuRequest(DRA, requests), shares)
@@ -150,13 +178,15 @@ def devices_of(claim: Claim, views: Sequence[View], cards: Sequence[Card]) -> It
         names = (cdi_name(own_device(claim.uid, position)), cdi_name(view_device(claim.uid, request)))
         amount = _amount(claim, result, card)
         place = result.pool, result.device, result.share_id
-        yield PreparedDevice(request, *place, names, card.uuid, card.index, amount.core, amount.memory)
+        index = parent_index(card)
+        instance = str(result.mig_device.instance) if result.mig_device is not None else ""
+        yield PreparedDevice(request, *place, names, card.uuid, index, amount.core, amount.memory, instance=instance)
     if WHOLE_CLAIM in by_name:
         first = claim.results[0]
         card = by_name[WHOLE_CLAIM].cards[0]
         only = (cdi_name(view_device(claim.uid, WHOLE_CLAIM)),)
         place = first.pool, first.device, first.share_id
-        yield PreparedDevice(WHOLE_CLAIM, *place, only, card.uuid, card.index, is_result=False)
+        yield PreparedDevice(WHOLE_CLAIM, *place, only, card.uuid, parent_index(card), is_result=False)
 
 
 def own_device(uid: str, position: int) -> str:
@@ -191,7 +221,16 @@ def _amount(claim: Claim, result: Result, card: Card) -> Amount:
 
 
 def held_shares(claim: Claim, cards: Sequence[Card]) -> tuple[Share, ...]:
-    """Return what an allocated claim holds of the cards, which the shares name by UUID."""
+    """Return what an allocated claim holds of the cards, which the shares name by UUID.
+
+    The share of a MIG instance names the UUID of its card and its start (`claim_records`).
+    """
     held = claim_holding(claim)
     view = _view(WHOLE_CLAIM, claim.results, held.shares if held is not None else (), cards)
-    return view.shares
+    gpus = {card.index: card.uuid for card in cards if card.type == GPU}
+    places = {
+        card.uuid: f"{gpus[device.card]}/{device.instance.start}"
+        for card in view.cards
+        if (device := instance_of(card)) is not None and device.card in gpus
+    }
+    return tuple(replace(s, card=places.get(s.card, s.card)) if isinstance(s.card, str) else s for s in view.shares)
