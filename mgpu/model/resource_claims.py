@@ -373,14 +373,14 @@ def claim_holding(claim: Claim) -> Holding | None:
 
 
 def _shares(claim: Claim) -> Iterator[Share]:
-    wanted = {container.container: container for container in gpu_request(claim).containers}
+    requests = {container.container: container for container in gpu_request(claim).containers}
     for result in claim.results:
         device = result.mig_device
         if device is not None and not result.admin:
             yield share_of_instance(result.request, device)
             continue
         index = card_index(result.device)
-        one = wanted.get(result.request)
+        one = requests.get(result.request)
         if result.admin or index is None or one is None:
             continue
         yield Share(result.request, index, one.core, one.memory, one.whole, ratio=one.ratio)
@@ -404,7 +404,7 @@ def _requests(devices: Mapping[str, Any]) -> Iterator[DeviceRequest]:
 
 
 def _request(name: str, row: Mapping[str, Any], path: str) -> DeviceRequest:
-    wanted = table_at(row, "capacity", "requests")
+    amounts = table_at(row, "capacity", "requests")
     count = row.get("count", 1)
     if row.get("allocationMode") == "All":
         count = 0
@@ -414,8 +414,8 @@ def _request(name: str, row: Mapping[str, Any], path: str) -> DeviceRequest:
         name,
         _text(row, "deviceClassName"),
         min(count, MAX_RESULTS + 1),
-        _core(wanted, f"{path}.capacity.requests"),
-        _memory(wanted, f"{path}.capacity.requests"),
+        _core(amounts, f"{path}.capacity.requests"),
+        _memory(amounts, f"{path}.capacity.requests"),
         tuple(_text(table_at(selector, "cel"), "expression") for selector in _rows(row, "selectors")),
         row.get("adminAccess") is True,
     )

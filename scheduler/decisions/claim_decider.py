@@ -234,7 +234,7 @@ class ClaimDecider:
         self._samples = time.monotonic(), samples
         return samples
 
-    def exclusions(self, claim: Claim, wanted: GpuRequest, cards: Sequence[CardState]) -> Excluded:
+    def exclusions(self, claim: Claim, request: GpuRequest, cards: Sequence[CardState]) -> Excluded:
         """Return which cards the selectors of these requests of the claim and of their DeviceClasses exclude.
 
         kube-scheduler has evaluated the selectors for the cards that it has chosen, so these are never excluded. If
@@ -243,7 +243,7 @@ class ClaimDecider:
         gpus = [state.card for state in states_of_type(cards)]
         found: dict[str, Mapping[int, str]] = {}
         patience = Patience()
-        for name in dict.fromkeys(container.container for container in wanted.containers):
+        for name in dict.fromkeys(container.container for container in request.containers):
             own = {card_index(result.device) for result in claim.results if result.request == name} - {None}
             excluded = self._excluded(claim, name, gpus, patience)
             kept = {index: reason for index, reason in excluded.items() if index not in own}

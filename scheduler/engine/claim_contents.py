@@ -20,8 +20,10 @@ _RATE_STEPS = 4  # steps to rate a content of a card
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A constraint between the results of some requests.
+class Relation:
+    """Between which results of a claim some value of their cards must be equal, or pairwise different.
+
+    An `AttributeConstraint` for several devices becomes a relation, and so may a same-card group.
 
     Attributes:
         attribute: The name of the attribute, for messages.
@@ -50,7 +52,7 @@ class ClaimTask:
     request: GpuRequest
     cards: Sequence[CardState]
     candidates: Sequence[Sequence[int]]
-    rules: Sequence[Rule]
+    relations: Sequence[Relation]
     policy: Policy
     avoided: Sequence[bool]
     repeats: bool
@@ -72,7 +74,7 @@ class Contents:
         self._most: list[int] = []
         numbers: dict[Hashable, int] = {}
         for r, container in enumerate(task.request.containers):
-            concerned = tuple(r in rule.requests for rule in task.rules)
+            concerned = tuple(r in relation.requests for relation in task.relations)
             alike = (replace(container, container=""), tuple(task.candidates[r]), concerned)
             kind = numbers.setdefault(alike, len(numbers))
             self.kinds.append(kind)
@@ -155,21 +157,21 @@ class Contents:
     def classes(self, *, with_losses: bool) -> list[int]:
         """Return a number for each card, which is the same for equal cards.
 
-        Equal cards can take the same results, and agree with the rules alike: they have the same values, or values that
-        no other card has.
+        Equal cards can take the same results, and agree with the relations alike: they have the same values, or values
+        that no other card has.
 
         Args:
             with_losses: Whether equal cards also have the same losses. All losses must be computed then.
         """
         task = self._task
         numbers: dict[Hashable, int] = {}
-        alone: list[set[Hashable]] = [_unique_values(rule) for rule in task.rules]
+        alone: list[set[Hashable]] = [_unique_values(relation) for relation in task.relations]
         found = []
         for i, state in enumerate(task.cards):
             free = (state.core_free, state.memory_free, state.ratio_free, state.shares)
             values = tuple(
-                None if rule.values[i] in unique else (rule.values[i],)
-                for rule, unique in zip(task.rules, alone, strict=True)
+                None if relation.values[i] in unique else (relation.values[i],)
+                for relation, unique in zip(task.relations, alone, strict=True)
             )
             usable = tuple(i in candidates for candidates in self._candidates)
             losses = (task.avoided[i], *sorted(self._losses[i].items())) if with_losses else ()
@@ -178,6 +180,6 @@ class Contents:
         return found
 
 
-def _unique_values(rule: Rule) -> set[Hashable]:
-    counts = Counter(rule.values)
+def _unique_values(relation: Relation) -> set[Hashable]:
+    counts = Counter(relation.values)
     return {value for value, count in counts.items() if count == 1}

@@ -25,7 +25,7 @@ from mgpu.model.resource_claims import DRIVER, AttributeConstraint
 from mgpu.model.resource_slices import Attribute
 from scheduler.engine.card_constraints import Exclusion, cards_of_spread_group, exclusions
 from scheduler.engine.card_policy import CardScore, Policy
-from scheduler.engine.claim_contents import ClaimTask, Rule
+from scheduler.engine.claim_contents import ClaimTask, Relation
 from scheduler.engine.claim_search import search_claim
 from scheduler.engine.effort import FULL, SHORT, Effort, Limits
 from scheduler.engine.placement import place
@@ -110,21 +110,21 @@ class _Problem:
         cards: The cards, by index.
         excluded: For each request and each card, why the card is excluded, or None.
         wide: The constraints by which all devices of the claim have equal values.
-        rules: The other constraints between devices.
+        relations: The other constraints between devices.
     """
 
     request: GpuRequest
     cards: Sequence[CardState]
     policy: Policy
     excluded: Sequence[Sequence[Exclusion | None]]
-    wide: Sequence[Rule]
-    rules: Sequence[Rule]
+    wide: Sequence[Relation]
+    relations: Sequence[Relation]
 
     @property
     def is_like_pod(self) -> bool:
         """Whether `place` solves the problem: there are no other constraints, and the requests exclude equal cards."""
         first = [bool(exclusion) for exclusion in self.excluded[0]]
-        return not self.rules and all([bool(exclusion) for exclusion in row] == first for row in self.excluded[1:])
+        return not self.relations and all([bool(exclusion) for exclusion in row] == first for row in self.excluded[1:])
 
     @property
     def has_repeatable(self) -> bool:
@@ -164,23 +164,25 @@ def _problem(
 ) -> _Problem:
     found = [attributes(state.card) for state in cards]
     rows = [_excluded(container, cards, excluded) for container in request.containers]
-    wide: list[Rule] = []
-    rules: list[Rule] = []
+    wide: list[Relation] = []
+    relations: list[Relation] = []
     for constraint in constraints:
         # A constraint for a single device only requires that the device has the attribute.
         concerned = frozenset(r for r, one in enumerate(request.containers) if constraint.concerns(one.container))
-        rule = Rule(constraint.attribute, concerned, [_value(constraint, of) for of in found], constraint.distinct)
+        relation = Relation(
+            constraint.attribute, concerned, [_value(constraint, of) for of in found], constraint.distinct
+        )
         missing = Exclusion(f"no attribute {constraint.attribute}")
         for r in concerned:
-            rows[r] = [one or (missing if v is None else None) for one, v in zip(rows[r], rule.values, strict=True)]
+            rows[r] = [one or (missing if v is None else None) for one, v in zip(rows[r], relation.values, strict=True)]
         if sum(request.containers[r].cards for r in concerned) > 1:
             is_wide = not constraint.distinct and len(concerned) == len(request.containers)
-            (wide if is_wide else rules).append(rule)
+            (wide if is_wide else relations).append(relation)
     by_annotations = exclusions(request, cards)
     rows = [[one or other for one, other in zip(row, by_annotations, strict=True)] for row in rows]
-    problem = _Problem(request, cards, policy, rows, wide, rules)
+    problem = _Problem(request, cards, policy, rows, wide, relations)
     if request.constraints.same_card and not problem.is_like_pod:
-        group = Rule(str(request.constraints.same_card), frozenset(range(len(rows))), list(range(len(cards))))
+        group = Relation(str(request.constraints.same_card), frozenset(range(len(rows))), list(range(len(cards))))
         problem = replace(problem, wide=(*wide, group))
     return problem
 
@@ -205,7 +207,7 @@ def _groups(problem: _Problem) -> list[frozenset[int]]:
     """
     groups: dict[tuple[Hashable, ...], list[int]] = {}
     for i in range(len(problem.cards)):
-        key = tuple(rule.values[i] for rule in problem.wide)
+        key = tuple(relation.values[i] for relation in problem.wide)
         if None not in key:
             groups.setdefault(key, []).append(i)
     return [frozenset(positions) for positions in groups.values()]
@@ -252,8 +254,8 @@ def _solve_like_pod(
         return problem.policy.scoring(rated, weight_of_core)
 
     policy = replace(problem.policy, scoring=scoring)
-    wanted = replace(request, containers=tuple(_single_results(request))) if repeats else request
-    found = place(wanted, usable, policy, limits=limits, effort=effort)
+    split = replace(request, containers=tuple(_single_results(request))) if repeats else request
+    found = place(split, usable, policy, limits=limits, effort=effort)
     if isinstance(found, Rejection):
         return _Outcome(None, found.proven, found.hopeless)
     if not repeats:
@@ -290,7 +292,7 @@ def _solve_by_search(
     ]
     avoided = cards_of_spread_group(problem.request, problem.cards)
     task = ClaimTask(
-        problem.request, problem.cards, candidates, problem.rules, problem.policy, avoided, repeats=repeats
+        problem.request, problem.cards, candidates, problem.relations, problem.policy, avoided, repeats=repeats
     )
     chosen, proven = search_claim(task, limits, effort)
     if chosen is None:
@@ -357,7 +359,8 @@ def _alone(problem: _Problem, container: ContainerRequest, row: Sequence[Exclusi
 def _not_together(problem: _Problem, *, hopeless: bool) -> Rejection:
     request = problem.request
     attributes = [
-        f"{'different' if rule.distinct else 'equal'} {rule.attribute}" for rule in (*problem.wide, *problem.rules)
+        f"{'different' if relation.distinct else 'equal'} {relation.attribute}"
+        for relation in (*problem.wide, *problem.relations)
     ]
     count = sum(container.cards for container in request.containers)
     if not attributes and count == len(request.containers):

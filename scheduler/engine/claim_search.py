@@ -5,11 +5,11 @@ that two cards must have different values of an attribute. A claim has at most 3
 rare, so a depth-first search with bounds suffices.
 
 Why the result is right. A *result* is one card for one request. The search decides result after result, and tries every
-card on which the result fits and which agrees with the rules, except in these cases:
+card on which the result fits and which agrees with the relations, except in these cases:
 
 - The results of a request are interchangeable, so they are placed in the order of a ranking of the cards.
 - *Equal* cards (`Contents.classes`) are interchangeable while they have equal contents: exchanging them in a placement
-  gives another one with the same loss that also agrees with the rules. Only the first of them is tried.
+  gives another one with the same loss that also agrees with the relations. Only the first of them is tried.
 - For the same reason, a state is not searched again if only the contents of equal cards are exchanged in it.
 - The loss of a placement is the sum of what each result adds to the loss of its card. The least that a result of a
   request can add to a card, whatever else is on the card, is computed beforehand (`Contents.least_losses`). If the loss
@@ -121,7 +121,7 @@ class _Descent:
         self._held = [0] * count
         self._now: _Cost = (0, 0)
         self._path: list[list[int]] = [[] for _ in order]
-        self._values: list[list[Hashable]] = [[] for _ in task.rules]
+        self._values: list[list[Hashable]] = [[] for _ in task.relations]
         self._seen: set[Hashable] = set()
         self._rankings: list[list[int]] = []
 
@@ -207,23 +207,23 @@ class _Descent:
         return [(rank, i, content, cost) for cost, rank, i, content in found]
 
     def _agrees(self, r: int, i: int) -> bool:
-        """Return whether a result on this card agrees with the rules and the results before."""
-        for rule, values in zip(self._task.rules, self._values, strict=True):
-            if values and r in rule.requests and (rule.values[i] in values) == rule.distinct:
+        """Return whether a result on this card agrees with the relations and the results before."""
+        for relation, values in zip(self._task.relations, self._values, strict=True):
+            if values and r in relation.requests and (relation.values[i] in values) == relation.distinct:
                 return False
         return True
 
     def _put(self, r: int, i: int) -> None:
         self._budget.take(_PUT_STEPS)
         self._path[r].append(i)
-        for rule, values in zip(self._task.rules, self._values, strict=True):
-            if r in rule.requests:
-                values.append(rule.values[i])
+        for relation, values in zip(self._task.relations, self._values, strict=True):
+            if r in relation.requests:
+                values.append(relation.values[i])
 
     def _take_back(self, r: int) -> None:
         self._path[r].pop()
-        for rule, values in zip(self._task.rules, self._values, strict=True):
-            if r in rule.requests:
+        for relation, values in zip(self._task.relations, self._values, strict=True):
+            if r in relation.requests:
                 values.pop()
 
     def _is_worse(self, turn: int, decided: int) -> bool:
