@@ -26,9 +26,10 @@ ENVIRONMENT = "MGPU_DRA__ENABLED"
 _PATH = "/claim-admission"
 _MUTATING = "mutatingwebhookconfigurations"
 _OLDEST = (1, 34)
-_GATES = "the API server, kube-scheduler and the kubelets"
+_GATES = "the API server, kube-controller-manager, kube-scheduler and the kubelets"
 _APPLY = "apply the overlay with components/dra again: make deploy, or kubectl apply --server-side -k"
-_WHOLE_CARDS, _EXTENDED_RESOURCE = "mgpu-whole", "nvidia.com/gpu"
+_WHOLE_CARDS = "mgpu-whole"
+_EXTENDED_RESOURCE = "nvidia.com/gpu"
 
 
 def read_claim_support(
