@@ -61,7 +61,8 @@ class ClaimCleanup:
     async def clean(self) -> None:
         """Remove the records for which all conditions hold now and did hold at the last call."""
         found = {record.uid: record for record in self._claims.all() if await self._is_abandoned(record)}
-        before, self._suspects = self._suspects, found
+        before = self._suspects
+        self._suspects = found
         for uid, record in found.items():
             if before.get(uid) == record and self._claims.get(uid) == record and not self._claims.is_preparing(uid):
                 log.warning(

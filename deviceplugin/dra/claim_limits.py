@@ -81,7 +81,8 @@ class ClaimLimits:
                 for device in record.devices
                 if device.is_result and device.card == card.uuid and request in ("", device.request)
             ]
-            core, memory = sum(device.core for device in own), sum(device.memory for device in own)
+            core = sum(device.core for device in own)
+            memory = sum(device.memory for device in own)
             if own and (core < card.core or memory < card.memory):
                 yield CardLimit(card, memory or None, core or None)
 

@@ -119,7 +119,8 @@ class ClaimRegistration:
         self._instance = secrets.token_hex(4)
         self._registered = False
         self._refusal = None
-        main, registration = new_server(), new_server()
+        main = new_server()
+        registration = new_server()
         self._service.open(main)
         services.add_RegistrationServicer_to_server(self, registration)  # type: ignore[no-untyped-call]
         sockets = (
