@@ -106,7 +106,7 @@ class Agent:
         self._resizer = self._make_resizer()
         self._context = self._make_context(driver)
         self._plugin_set = PluginSet(self._context)
-        self._claims = make_claim_driver(state, api, self._isolation, self._context.lingering)
+        self._claims = make_claim_driver(state, api, self._isolation, self._context.lingering, driver)
         self._removal = make_slice_removal(state, api)
         self._slices = self._make_slices(api, driver)
         self._limits = LimitsFiles(

@@ -9,9 +9,12 @@ from pathlib import Path
 from deviceplugin.delivery.visibility import make_exposure
 from deviceplugin.dra.claim_driver import ClaimDriver, DriverParts
 from deviceplugin.dra.claim_preparation import Surroundings
+from deviceplugin.dra.mig_instances import MigInstances
+from deviceplugin.dra.mig_ownership import FOLDER, MigOwnership
 from deviceplugin.dra.prepared_claims import plugin_folder
 from deviceplugin.dra.slice_publisher import SliceRemoval
 from deviceplugin.isolation.isolation import Isolation
+from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.node_state import NodeState
 from deviceplugin.pods.lingering_processes import LingeringProcesses
 from mgpu.kube import Api
@@ -21,7 +24,7 @@ REASON = "MgpuDra"
 
 
 def make_claim_driver(
-    state: NodeState, api: Api, isolation: Isolation, lingering: LingeringProcesses | None
+    state: NodeState, api: Api, isolation: Isolation, lingering: LingeringProcesses | None, driver: MigDriver
 ) -> ClaimDriver | None:
     """Return the driver, or None if `dra.enabled` is false."""
     own = state.settings.deviceplugin
@@ -40,6 +43,9 @@ def make_claim_driver(
         isolation=isolation,
         exposure=make_exposure(own),
         lingering=lingering,
+        instances=MigInstances(
+            MigOwnership(plugin_folder(Path(own.kubelet_dir)) / FOLDER), driver, state.claims, state.pods_changed
+        ),
     )
     parts = DriverParts(
         surroundings=surroundings,

@@ -29,6 +29,10 @@ class NodeDevices:
         """Return the devices on which containers can start: the GPUs that are not partitioned, and the slices."""
         return self._partitions.devices(self.gpus())
 
+    def mig_cards(self) -> tuple[Card, ...]:
+        """Return the GPUs of which claims get MIG instances."""
+        return self._partitions.mig_cards(self.gpus())
+
     def whole(self) -> tuple[Card, ...] | None:
         """Return the GPUs that are not reserved for slices; None if the partitions have not been read yet."""
         return self._partitions.whole(self.gpus())

@@ -23,6 +23,8 @@ from deviceplugin.event_loop import Wakeup
 from mgpu.kube import Api
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
+from mgpu.model.mig_devices import mig_card_states, taken_instances
+from mgpu.model.mig_resource_slices import PublishedMigCard
 from mgpu.model.resource_slices import PublishedCard
 
 
@@ -64,7 +66,9 @@ class ClaimDriver:
         self._registration = ClaimRegistration(kubelet_dir, self._service, kubelet_socket)
         self._cleanup = ClaimCleanup(claims, claim_api, kubelet_dir / STATE_FILE, around.pods, parts.runtime)
         self._retries = KubeletRetries(api, around.node, claims, around.users, self._is_registered)
-        self._publisher = SlicePublisher(api, around.node, self._published_cards, parts.node_uid, parts.warn)
+        self._publisher = SlicePublisher(
+            api, around.node, self._published_cards, parts.node_uid, parts.warn, mig_cards=self._published_mig_cards
+        )
 
     def start(self) -> None:
         """Start to publish the cards."""
@@ -81,6 +85,8 @@ class ClaimDriver:
     def recover(self) -> None:
         """Read which claims earlier agents have prepared. Call this before the agent serves the node."""
         self._claims.recover()
+        if (instances := self._parts.surroundings.instances) is not None:
+            instances.recover()
 
     async def serve(self) -> None:
         """Keep the sockets for the kubelet open, until cancelled. The kubelet may call before `work` runs."""
@@ -93,6 +99,8 @@ class ClaimDriver:
             group.create_task(self._retries.run())
             group.create_task(self._follow_problem())
             group.create_task(self._follow_users())
+            if (instances := self._parts.surroundings.instances) is not None:
+                group.create_task(instances.run())
 
     def not_ready_reason(self) -> str | None:
         """Return what is missing until claims can be prepared on this node, or None."""
@@ -137,4 +145,11 @@ class ClaimDriver:
             raise RetryLater("the pods and cards of this node have not been read yet")
         if whole is None:
             raise RetryLater("the partitions of the cards have not been read yet")
-        return published_cards(around.devices.gpus(), whole, around.devices.devices(), self._parts.held())
+        of_instances = around.devices.mig_cards()
+        cards = [card for card in around.devices.gpus() if card not in of_instances]
+        return published_cards(cards, whole, around.devices.devices(), self._parts.held())
+
+    def _published_mig_cards(self) -> tuple[PublishedMigCard, ...]:
+        """Return the cards of which claims get MIG instances, without those that pods without claims still hold."""
+        states = mig_card_states(self._parts.surroundings.devices.mig_cards(), self._parts.held())
+        return tuple(PublishedMigCard(state.card, taken_instances(state)) for state in states)

@@ -7,6 +7,8 @@ repeats a failed call only after up to 77 s.
 
 The steps are in this order, so that the agent may die between any two of them:
 
+0. The MIG instances of the claim are created, each after a file that says so was written (`mig_instances`). If the
+   claim gets no record, they are destroyed again.
 1. The claim is reserved in memory, then its record is written, and then its CDI spec. Nothing uses the spec yet, since
    the kubelet does not know the names of its devices. If the agent dies, the next one counts the claim by its record.
    The allocation can still be replaced, and then the record is replaced, too.
@@ -31,6 +33,7 @@ from typing import Protocol
 from deviceplugin.delivery.cdi import Edits
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.dra.claim_cdi import make_spec
+from deviceplugin.dra.claim_instances import create_instances, missing_reason
 from deviceplugin.dra.claim_records import ClaimRecord
 from deviceplugin.dra.claim_references import conflict, is_view_shared, requests_of, used_views
 from deviceplugin.dra.claim_status import ClaimApi, ClaimGone, ReadClaim
@@ -47,6 +50,7 @@ from deviceplugin.dra.claim_views import (
     view_device,
     views_of,
 )
+from deviceplugin.dra.mig_instances import MigInstances
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.event_loop import Wakeup
 from deviceplugin.isolation.isolation import Isolation
@@ -78,6 +82,7 @@ class Devices(Protocol):
     def gpus(self) -> tuple[Card, ...]: ...
     def devices(self) -> tuple[Card, ...]: ...
     def whole(self) -> tuple[Card, ...] | None: ...
+    def mig_cards(self) -> tuple[Card, ...]: ...
 
 
 class Holders(Protocol):
@@ -95,6 +100,7 @@ class Surroundings:
         changed: A signal that wakes coroutines when pods, cards, slices, remnants or claims change.
         is_resumed: A function that returns whether pods, cards and remnants have been read.
         isolation: The part that limits containers to their shares.
+        instances: The part that creates MIG instances; None if the agent cannot.
     """
 
     node: str
@@ -109,6 +115,7 @@ class Surroundings:
     isolation: Isolation | None = None
     exposure: Exposure = field(default_factory=Exposure)
     lingering: LingeringProcesses | None = None
+    instances: MigInstances | None = None
 
 
 class ClaimPreparation:
@@ -167,11 +174,13 @@ class ClaimPreparation:
         if self._around.lingering is not None:
             await self._around.lingering.wait_until_ended(holder_of(claim), self._around.devices.devices(), deadline)
         limits = await self._limits(claim, users, deadline)
+        around = self._around
+        instances = await create_instances(claim, around.devices.gpus(), around.instances, deadline)
         # From here to the end of `reserve` nothing awaits, so no other start is granted in between.
         self._check_references(claim, users)
         self._check_cards(claim)
         self._check_capacity(claim)
-        record = self._record(claim, users, limits)
+        record = self._record(claim, users, limits, instances)
         try:
             self._claims.reserve(record)
         except OSError as error:
@@ -272,7 +281,13 @@ class ClaimPreparation:
         if whole is None:
             raise _NotYet("the partitions of the cards have not been read yet")
         unpartitioned = {card.uuid for card in self._around.devices.devices()} & {card.uuid for card in whole}
+        mig_cards = self._around.devices.mig_cards()
+        missing = missing_reason(claim, gpus, mig_cards, delivered=self._is_delivered(claim))
+        if missing is not None:
+            raise _NotYet(f"{claim.key}: {missing}")
         for result in claim.results:
+            if result.mig_device is not None:
+                continue
             card = card_of(result, gpus)
             if card is None:
                 raise _NotYet(f"{claim.key}: this node has no device {result.device}")
@@ -322,11 +337,18 @@ class ClaimPreparation:
         targets = [
             target_of(claim, views[name], is_shared=is_view_shared(claim, users, name))
             for name in used_views(claim, users, tuple(views))
+            if views[name].cards  # MIG itself limits its instances.
         ]
         return await isolation.ready(targets, deadline)
 
-    def _record(self, claim: Claim, users: Sequence[ClaimPod], limits: Mapping[tuple[str, str], Edits]) -> ClaimRecord:
-        gpus = self._around.devices.gpus()
+    def _record(
+        self,
+        claim: Claim,
+        users: Sequence[ClaimPod],
+        limits: Mapping[tuple[str, str], Edits],
+        instances: Sequence[Card],
+    ) -> ClaimRecord:
+        gpus = (*self._around.devices.gpus(), *instances)
         views = views_of(claim, gpus)
         before = self._claims.get(claim.uid)
         former = before.former if before is not None else ()

@@ -79,11 +79,6 @@ class View:
             **slices,
         }
 
-    @property
-    def has_shares_of_cards(self) -> bool:
-        """Whether the view has shares that an isolation back end can limit. MIG itself limits instances."""
-        return any(share.type == GPU for share in self.shares)
-
 
 def instance_of(card: Card) -> MigDevice | None:
     """Return the MIG instance that a device of a view stands for; None for a card."""

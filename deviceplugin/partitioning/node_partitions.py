@@ -8,7 +8,9 @@ readers before the worker exists.
 from collections.abc import Sequence
 
 from mgpu.model.cards import Card
+from mgpu.model.mig import layout_of
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, slice_devices, unpartitioned_cards
+from mgpu.model.slice_names import MIG_CLAIMS
 
 
 class NodePartitions:
@@ -38,12 +40,18 @@ class NodePartitions:
     def whole(self, gpus: Sequence[Card]) -> tuple[Card, ...] | None:
         """Return the GPUs that other vocabularies may use, or None before the worker has read the Node.
 
-        GPUs that are partitioned or that the plan partitions are left out. On a MIG node, all GPUs that support MIG are
-        left out.
+        GPUs that are partitioned or that the plan partitions are left out. On a node with a label for
+        MIG, all GPUs that support MIG are left out.
         """
         if self._enabled and self.state is None:
             return None
         return unpartitioned_cards(self.state or NO_SLICES, gpus)
+
+    def mig_cards(self, gpus: Sequence[Card]) -> tuple[Card, ...]:
+        """Return the GPUs of which claims get MIG instances."""
+        if self.state is None or self.state.mode != MIG_CLAIMS:
+            return ()
+        return tuple(gpu for gpu in gpus if layout_of(gpu.model, gpu.memory))
 
     @property
     def reports_users(self) -> bool:

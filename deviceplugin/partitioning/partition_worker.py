@@ -23,6 +23,7 @@ from deviceplugin.pods.node_pods import NodePods
 from deviceplugin.pods.slice_usage import (
     Environments,
     Users,
+    places_of,
     users_by_cdi_files,
     users_by_checkpoint,
     users_by_records,
@@ -33,9 +34,9 @@ from mgpu.kube import ApiError, Unreachable
 from mgpu.model.cards import Card
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.node_slices import EXISTING, LABEL, NO_SLICES, NodeSlices, Partitioning, read_slices
+from mgpu.model.node_slices import EXISTING, LABEL, MODES, NO_SLICES, NodeSlices, Partitioning, read_slices
 from mgpu.model.pods import read_node
-from mgpu.model.slice_names import MIG, MPS, Slice, is_mps, is_slice, mode_of, resource_of
+from mgpu.model.slice_names import MIG_CLAIMS, MPS, Slice, is_mps, is_slice, mode_of, resource_of
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class PartitionWorker:
             return INTERVAL_SECONDS
         reported = self._read(node)
         if reported is None:
-            if (node["metadata"].get("labels") or {}).get(LABEL) not in (MIG, MPS):
+            if (node["metadata"].get("labels") or {}).get(LABEL) not in MODES:
                 self._publish(NO_SLICES)
             return INTERVAL_SECONDS
         for mode, other in self._partitioners.items():
@@ -246,6 +247,8 @@ class PartitionWorker:
             raise RetryLater("cards are not partitioned: slices need a container runtime with CDI (deviceplugin.cdi)")
         held = self._held(gpus, environments, reported.mode)
         observed = partitioner.reconcile(PartitionContext(reported, gpus, users, held))
+        if reported.mode == MIG_CLAIMS:
+            return self._serve_claims(observed)
         slices = with_users(observed.slices, users(observed.slices), observed.busy)
         self._publish(NodeSlices(reported.mode, spec, slices, observed.cards))
         self._has_observed = True
@@ -267,6 +270,8 @@ class PartitionWorker:
             **users_by_records(self._inputs.pods.all()),
             **users_by_cdi_files(environments, existing, self._is_alive),
             **users_by_checkpoint(by_others, existing),
+            # On a node that had another label before, claims may still have MIG instances.
+            **{place: held.uid for held in self._inputs.claims() for place in places_of(held.shares)},
         }
 
     def _offer_and_report(self, gpus: Sequence[Card], observed: ObservedPartitions, slices: tuple[Slice, ...]) -> float:
@@ -290,6 +295,17 @@ class PartitionWorker:
         seconds = self._poll
         self._poll = min(2 * self._poll, INTERVAL_SECONDS)
         return seconds
+
+    def _serve_claims(self, observed: ObservedPartitions) -> float:
+        """Offer no slices to pods, because claims get the MIG instances (`deviceplugin.dra`)."""
+        self._publish(NodeSlices(MIG_CLAIMS, cards=observed.cards))
+        self._has_observed = True
+        self._warn_once("cards", observed.problems)
+        if self._has_offered:
+            self._plugins.offer((), ())
+        self._report = None
+        self._status.write(None)
+        return INTERVAL_SECONDS
 
     def _reconcile_unlabelled_node(self) -> float:
         """Partition nothing, and do not change the MIG instances that others have created."""

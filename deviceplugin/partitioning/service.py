@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.mig.mode_manager import ModeManager
+from deviceplugin.partitioning.claimed_cards import ClaimedCards
 from deviceplugin.partitioning.mig_partitioner import MigPartitioner
 from deviceplugin.partitioning.mps_partitioner import ConfigMap, MpsDaemons, MpsPartitioner
 from deviceplugin.partitioning.node_partitions import NodePartitions
@@ -19,7 +20,7 @@ from deviceplugin.partitioning.slice_plugins import SlicePlugins
 from deviceplugin.plugin.plugin_server import Plugin
 from deviceplugin.plugin.registration import Registration
 from mgpu.kube import Api
-from mgpu.model.slice_names import MIG, MPS
+from mgpu.model.slice_names import MIG, MIG_CLAIMS, MPS
 from mgpu.settings import Settings
 
 
@@ -50,6 +51,7 @@ class PartitionService:
         partitioners: dict[str, Partitioner] = {}
         if daemons is not None:
             partitioners[MIG] = MigPartitioner(driver, manager)
+            partitioners[MIG_CLAIMS] = ClaimedCards(driver, manager)
             partitioners[MPS] = MpsPartitioner(self._config, daemons, manager)
         status = NodeStatusWriter(api, own_settings.node, inputs.watch)
         self._worker = PartitionWorker(inputs, partitions, partitioners, self._plugins, status)

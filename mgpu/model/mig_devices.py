@@ -223,6 +223,12 @@ def offers_of(card: Card) -> tuple[MigOffer, ...]:
     return tuple(sorted(offers, key=lambda o: (o.profile.size, o.profile.compute, o.profile.name, -o.instance.start)))
 
 
+def taken_instances(state: MigCardState) -> frozenset[Instance]:
+    """Return the instances that a healthy card cannot have beside those in use."""
+    possible = replace(state, card=replace(state.card, healthy=True)).possible()
+    return frozenset(offer.instance for offer in offers_of(state.card)).difference(possible)
+
+
 def offer_of(device: MigDevice, cards: Iterable[Card]) -> MigOffer | None:
     """Return what an instance offers, or None if the node has no such card or the card no such instance."""
     card = next((card for card in cards if card.type == GPU and card.index == device.card), None)

@@ -173,6 +173,9 @@ class ClaimNode:
     def devices(self) -> tuple[Card, ...]:
         return tuple(card for card in self.cards if card.index not in self.partitioned)
 
+    def mig_cards(self) -> tuple[Card, ...]:
+        return ()
+
     def whole(self) -> tuple[Card, ...]:
         return self.devices()
 
