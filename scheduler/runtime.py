@@ -25,9 +25,7 @@ from mgpu.serving.record_keys import warn_if_unsealed
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.announcements import Announcements
-from scheduler.claims.repair import ClaimRepair
-from scheduler.claims.templates import ClaimTemplates
-from scheduler.claims.waker import ClaimWaker
+from scheduler.claims import repair, templates, waker
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import (
     CardsFreed,
@@ -57,6 +55,7 @@ from scheduler.mtgpupods.mtgpupod_controller import MtgpuPodController
 from scheduler.mtgpupods.mtgpupod_status import Transition
 from scheduler.partitioning.partition_controller import PartitionController
 from scheduler.partitioning.plan_writer import PlanWriter
+from scheduler.rounds import run_rounds
 from scheduler.watches import Watches
 
 log = logging.getLogger(__name__)
@@ -127,9 +126,9 @@ class Process:
         )
         self.claim_decider = ClaimDecider(self.state, api, settings, budgets, flights=flights)
         self.open_claims = OpenClaims(self.state, self.claim_decider)
-        self.claim_repair = ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
-        self.claim_waker = ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
-        self.claim_templates = ClaimTemplates(self.state, writes, self._warn, self.may_decide)
+        self.claim_repair = repair.ClaimRepair(self.state, self.claim_decider, writes, self._warn, self.may_decide)
+        self.claim_waker = waker.ClaimWaker(self.state, self.claim_decider, writes, self.may_decide)
+        self.claim_templates = templates.ClaimTemplates(self.state, writes, self._warn, self.may_decide)
         self.mtgpus = MtgpuPodController(self.state, writes, settings, self._record, self._may_serve_mtgpupods)
         self._recorder: Recorder | None = None
         own = settings.scheduler
@@ -168,11 +167,12 @@ class Process:
         ]
         if self.settings.dra.enabled:
             self._writers += [
-                self._run("claim repair", lambda: self.claim_repair.run(self._stop)),
-                self._run("claim waker", lambda: self.claim_waker.run(self._stop)),
+                self._run_rounds("claim repair", self.claim_repair.work, repair.ROUND_SECONDS),
+                self._run_rounds("claim waker", self.claim_waker.work, waker.ROUND_SECONDS),
             ]
         if self.settings.dra.enabled and self.settings.dra.convert:
-            self._writers.append(self._run("claim templates", lambda: self.claim_templates.run(self._stop)))
+            rounds = self._run_rounds("claim templates", self.claim_templates.work, templates.ROUND_SECONDS)
+            self._writers.append(rounds)
         if self.settings.dialects.slices.enabled:
             self._writers.append(self._run("planning", lambda: self.planning.run(self._stop)))
 
@@ -183,8 +183,7 @@ class Process:
         """
         self.state.reservations.close()
         self._stop.set()
-        parts = (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions)
-        for part in (*parts, self.claim_repair, self.claim_waker, self.claim_templates):
+        for part in (self.late, self.resizing, self.announcements, self.planning, self.mtgpus, self.suggestions):
             part.wake()
         until = time.monotonic() + _END_SECONDS
         for thread in self._leadership_threads:
@@ -359,6 +358,9 @@ class Process:
         self._threads.append(thread)
         thread.start()
         return thread
+
+    def _run_rounds(self, name: str, work: Callable[[], None], seconds: float) -> threading.Thread:
+        return self._run(name, lambda: run_rounds(name, work, seconds, self._stop))
 
     def _warn(self, regarding: dict[str, Any], reason: str, message: str) -> None:
         metrics.EVENTS.labels(reason).inc()

@@ -18,7 +18,6 @@ are bound already could not start, so claims with several pods are not moved.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -80,7 +79,7 @@ class _Move(NamedTuple):
 
 
 class ClaimRepair:
-    """Moves claims in the thread that calls `run`, which calls `work`. `wake` may be called from any thread.
+    """Moves claims. One thread calls `work` every `ROUND_SECONDS`.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -112,21 +111,6 @@ class ClaimRepair:
         self._fitting: dict[str, tuple[Claim, int | None]] = {}  # By UID, a claim that fits, and the node's version.
         self._examined: dict[str, int] = {}  # By UID, the round in which a claim was examined.
         self._rounds = 0
-        self._wakeup = threading.Event()
-
-    def run(self, stop: threading.Event) -> None:
-        """Repair claims until `stop` is set. Call `wake` after setting it."""
-        while not stop.is_set():
-            try:
-                self.work()
-            except Exception:
-                # This is the outermost handler of the thread. An error with one claim must not end the repairs.
-                log.exception("repair of claims: round failed")
-            self._wakeup.wait(ROUND_SECONDS)
-
-    def wake(self) -> None:
-        """Make `run` check its stop event."""
-        self._wakeup.set()
 
     def work(self) -> None:
         """Examine all claims once."""

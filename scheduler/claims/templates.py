@@ -13,7 +13,6 @@ Event on the pod reports it. The content of templates cannot change in Kubernete
 """
 
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -63,9 +62,7 @@ class _Attempt(NamedTuple):
 
 
 class ClaimTemplates:
-    """Creates and removes templates in the thread that calls `run`, which calls `work`.
-
-    `wake` may be called from any thread.
+    """Creates and removes templates. One thread calls `work` every `ROUND_SECONDS`.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -89,21 +86,6 @@ class ClaimTemplates:
         self._tried: dict[_Key, _Attempt] = {}
         self._unused: dict[str, float] = {}  # By UID, since when no pod has referred to the template.
         self._next_list = 0.0
-        self._wakeup = threading.Event()
-
-    def run(self, stop: threading.Event) -> None:
-        """Create and remove templates until `stop` is set. Call `wake` after setting it."""
-        while not stop.is_set():
-            try:
-                self.work()
-            except Exception:
-                # This is the outermost handler of the thread. An error with one template must not end the work.
-                log.exception("templates of claims: round failed")
-            self._wakeup.wait(ROUND_SECONDS)
-
-    def wake(self) -> None:
-        """Make `run` check its stop event."""
-        self._wakeup.set()
 
     def work(self) -> None:
         """Create the templates that are missing. Once in a while, remove those that are not used."""

@@ -12,7 +12,6 @@ each pod and each round is limited, and namespaces take turns.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +65,7 @@ class _Attempts:
 
 
 class ClaimWaker:
-    """Wakes pods in the thread that calls `run`, which calls `work`. `wake` may be called from any thread.
+    """Wakes pods. One thread calls `work` every `ROUND_SECONDS`.
 
     Args:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
@@ -91,21 +90,6 @@ class ClaimWaker:
         self._cpu_clock = cpu_clock
         self._attempts: dict[str, _Attempts] = {}
         self._without_slice: dict[str, float] = {}  # By node, until when it is left out.
-        self._wakeup = threading.Event()
-
-    def run(self, stop: threading.Event) -> None:
-        """Wake pods until `stop` is set. Call `wake` after setting it."""
-        while not stop.is_set():
-            try:
-                self.work()
-            except Exception:
-                # This is the outermost handler of the thread. An error with one pod must not end the work for others.
-                log.exception("waking pods with claims: round failed")
-            self._wakeup.wait(ROUND_SECONDS)
-
-    def wake(self) -> None:
-        """Make `run` check its stop event."""
-        self._wakeup.set()
 
     def work(self) -> None:
         """Wake the waiting pods once, if any of them fits."""
