@@ -19,9 +19,10 @@ import numpy as np
 from bench.openb import NODES
 from mgpu.kube import Api
 from mgpu.model.cards import Card
+from mgpu.model.claim_object import read_claim
 from mgpu.model.device_object import write_device
 from mgpu.model.pods import read_node
-from mgpu.model.resource_claims import DRIVER, device_name, read_claim
+from mgpu.model.resource_claims import DRIVER, device_name
 from mgpu.settings import CARD_POLICIES, Settings, load_settings
 from playground.simulate.openb.experiment import arrivals
 from playground.simulate.openb.experiment_policies import shuffled

@@ -16,12 +16,13 @@ from mgpu.cli import cluster_objects
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api
 from mgpu.model.cards import Card, CardState
+from mgpu.model.claim_object import read_claim
 from mgpu.model.device_object import DEVICE_API, read_device
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Share
 from mgpu.model.node_slices import NodeSlices, read_slices
 from mgpu.model.pods import read_node, read_pod
-from mgpu.model.resource_claims import API, Claim, claim_path, read_claim
+from mgpu.model.resource_claims import API, Claim, claim_path
 from mgpu.presentation.claim_views import read_claims
 from mgpu.presentation.overview import Overview, make_overview
 from mgpu.settings import CARD_POLICIES, Settings

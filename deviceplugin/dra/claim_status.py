@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from deviceplugin.dra.claim_records import ClaimRecord, PreparedDevice
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRIVER, MILLI_PER_PERCENT, PREPARED, Claim, claim_path, read_claim
+from mgpu.model.resource_claims import DRIVER, MILLI_PER_PERCENT, PREPARED, Claim, claim_path
 from mgpu.settings import CARD_POLICIES
 
 Raw = dict[str, Any]

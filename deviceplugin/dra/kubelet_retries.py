@@ -20,8 +20,9 @@ from urllib.parse import quote
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject
-from mgpu.model.resource_claims import claim_path, read_claim
+from mgpu.model.resource_claims import claim_path
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, DRIVER, Claim, claim_holding, read_claim
+from mgpu.model.resource_claims import DRA, DRIVER, Claim, claim_holding
 from mgpu.settings import CARD_POLICIES
 
 Raw = Mapping[str, Any]

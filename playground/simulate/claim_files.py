@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import API, CORES, DRIVER, MEMORY, Claim, read_claim
+from mgpu.model.resource_claims import API, CORES, DRIVER, MEMORY, Claim
 from mgpu.settings import CARD_POLICIES
 from playground.apiserver import claim_rules
 from playground.apiserver.api_errors import Cause

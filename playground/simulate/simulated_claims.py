@@ -10,11 +10,12 @@ from typing import Any
 
 from deviceplugin.dra.claim_views import WHOLE_CLAIM, View, views_of
 from mgpu.model.cards import Card, CardState
+from mgpu.model.claim_object import read_claim
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import quantity_of_bytes
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import CORES, DRA, MEMORY, MILLI_PER_PERCENT, Claim, Consumer, claim_holding, read_claim
+from mgpu.model.resource_claims import CORES, DRA, MEMORY, MILLI_PER_PERCENT, Claim, Consumer, claim_holding
 from mgpu.presentation.card_views import percent
 from mgpu.settings import CARD_POLICIES, Settings
 from playground.scheduling.claims.extended_resources import extended_claim

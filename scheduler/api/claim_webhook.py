@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from mgpu.model import budget
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import read_claim
 from mgpu.serving.review import Reply, Review, allow, deny, json_pointer
 from mgpu.settings import CARD_POLICIES
 from scheduler.cluster.cache import ClusterCache

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.ledger import shares_of
@@ -42,7 +43,6 @@ from mgpu.model.resource_claims import (
     claim_path,
     gpu_request,
     is_newer,
-    read_claim,
 )
 from mgpu.settings import CARD_POLICIES
 from scheduler import metrics

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig_devices import with_whole_cards
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import REPAIR, Claim, claim_holding, is_newer, read_claim
+from mgpu.model.resource_claims import REPAIR, Claim, claim_holding, is_newer
 from scheduler.cluster.events import CardsFreed, Publisher
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.reservations import Reservations

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mgpu.model.cards import GPU
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import GpuRequest, Rejection
 from mgpu.model.ledger import Holding
 from mgpu.model.mig_devices import instances_of
 from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import DRA, Claim, claim_holding, gpu_request, read_claim, requests_before_allocation
+from mgpu.model.resource_claims import DRA, Claim, claim_holding, gpu_request, requests_before_allocation
 from mgpu.presentation import request_text
 from mgpu.presentation.explanations import CardRow, Explanation, NodeRow
 from mgpu.settings import CARD_POLICIES, Settings

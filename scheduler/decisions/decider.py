@@ -15,6 +15,7 @@ from urllib.parse import quote
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.model.cards import GPU
+from mgpu.model.claim_object import has_results
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.groups import GroupCard
@@ -22,7 +23,7 @@ from mgpu.model.ledger import Holding, shares_of
 from mgpu.model.pods import GATED, Node, read_pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.record_seals import Subject
-from mgpu.model.resource_claims import DRA, claim_path, has_results
+from mgpu.model.resource_claims import DRA, claim_path
 from mgpu.settings import Settings
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mgpu.kube import ApiError, Unreachable
+from mgpu.model.claim_object import read_claim
 from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
 from mgpu.model.ledger import Share
 from mgpu.model.pods import Node
-from mgpu.model.resource_claims import Claim, claim_holding, claim_path, gpu_request, read_claim
+from mgpu.model.resource_claims import Claim, claim_holding, claim_path, gpu_request
 from scheduler.cluster.gpu_pods import recorded_shares
 from tests import builders as b
 from tests.clock import Clock

@@ -9,11 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mgpu import dialects
+from mgpu.model.claim_object import read_claim
 from mgpu.model.converted_requests import CONVERTED, ConvertedRequest, claim_template, read_converted
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest
 from mgpu.model.pods import Stage, read_pod
-from mgpu.model.resource_claims import read_claim, requests_before_allocation
+from mgpu.model.resource_claims import requests_before_allocation
 from mgpu.settings import load_settings
 from tests.arbitrary import JSON, PARTS
 from tests.builders import CORE, GIB, MEMORY, container, pod, share

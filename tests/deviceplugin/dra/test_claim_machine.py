@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deviceplugin.pods.capacity_check import holding
 from deviceplugin.pods.identity import Refused
+from mgpu.model.claim_object import read_claim
 from mgpu.model.ledger import Holding
-from mgpu.model.resource_claims import claim_holding, read_claim
+from mgpu.model.resource_claims import claim_holding
 from tests.deviceplugin.dra.claims import allocation, claim, claim_pod, request, result, uid_of
 from tests.deviceplugin.dra.rig import ClaimNode
 from tests.deviceplugin.records import decided, started

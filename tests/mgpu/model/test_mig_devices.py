@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mgpu.model.cards import Card
+from mgpu.model.claim_object import read_claim
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig import LAYOUTS, Instance, Layout, invalid_reason, possible_instances
 from mgpu.model.mig_devices import (
@@ -28,7 +29,7 @@ from mgpu.model.mig_resource_slices import (
     counters_of,
     make_mig_slices,
 )
-from mgpu.model.resource_claims import card_index, claim_holding, gpu_request, read_claim
+from mgpu.model.resource_claims import card_index, claim_holding, gpu_request
 from tests import builders as b
 from tests.examples import examples
 from tests.scheduler.claim_objects import allocated, claim, request, result, share

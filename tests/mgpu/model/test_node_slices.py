@@ -208,7 +208,9 @@ def test_a_node_without_the_label_has_none_whatever_it_says() -> None:
 
 
 def test_another_value_of_the_label_is_a_bad_object() -> None:
-    assert problems(lambda: read_slices(node("MIG"))) == [f"metadata.labels[{LABEL}]: must be mig, mps or mig-claims, not 'MIG'"]
+    assert problems(lambda: read_slices(node("MIG"))) == [
+        f"metadata.labels[{LABEL}]: must be mig, mps or mig-claims, not 'MIG'"
+    ]
 
 
 @given(slices, st.sets(st.integers(0, 9)), st.none() | st.tuples(st.integers(0, 99), st.text(max_size=5)))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mgpu.model.cards import WHOLE_CORE, WHOLE_RATIO
+from mgpu.model.claim_object import has_results, read_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.gpu_requests import ContainerRequest
 from mgpu.model.ledger import Share
@@ -21,9 +22,7 @@ from mgpu.model.resource_claims import (
     consumed_capacity,
     device_name,
     gpu_request,
-    has_results,
     is_newer,
-    read_claim,
     requests_before_allocation,
 )
 from tests import builders as b

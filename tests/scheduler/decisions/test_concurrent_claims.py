@@ -6,8 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from mgpu.kube import ApiError
+from mgpu.model.claim_object import read_claim
 from mgpu.model.errors import RetryLater
-from mgpu.model.resource_claims import Claim, claim_holding, read_claim
+from mgpu.model.resource_claims import Claim, claim_holding
 from scheduler.cluster.reservations import Reservation
 from tests import builders as b
 from tests.scheduler.claim_objects import allocate, allocated, claim, request, result, serving, submit

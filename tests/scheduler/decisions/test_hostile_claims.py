@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from mgpu.model.claim_object import read_claim
 from mgpu.model.converted_requests import CONVERTED, ConvertedRequest, ConvertedRequests, pod_claim
 from mgpu.model.gpu_requests import Rejection, RejectionKind
-from mgpu.model.resource_claims import read_claim
 from scheduler.decisions import claim_selectors, selector_functions
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
