@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mgpu.model.mig_resource_slices import PublishedMigCard, count_mig_slices, make_mig_slices
 from mgpu.model.resource_claims import DRIVER, PREPARED, REPAIR
 from mgpu.model.resource_slices import CORDONED, WAKE, PublishedCard, make_slice
 from playground.apiserver.patches import merge
@@ -80,13 +81,17 @@ def test_agent_publishes_the_slice_of_its_node() -> None:
 @pytest.mark.parametrize(
     ("patch", "why"),
     [
-        ({"metadata": {"name": "other-gpu.mgpu.io"}}, "no other"),
+        ({"metadata": {"name": "other-gpu.mgpu.io"}}, "no others"),
+        ({"metadata": {"name": "other-gpu.mgpu.io-mig-00"}}, "no others"),
         ({"spec": {"nodeName": "other"}}, "on its own node"),
         ({"spec": {"nodeName": None, "allNodes": True}}, "on its own node"),
         ({"spec": {"driver": OTHER_DRIVER}}, "its own driver"),
         ({"spec": {"pool": {"name": "other"}}}, "one pool"),
-        ({"spec": {"pool": {"resourceSliceCount": 2}}}, "one pool"),
-        ({"spec": {"sharedCounters": [{"name": "a"}]}}, "no shared counters"),
+        ({"spec": {"pool": {"resourceSliceCount": 41}}}, "one pool"),
+        ({"spec": {"sharedCounters": [{"name": "card-0"}]}}, "only in slices for them"),
+        ({"metadata": {"name": f"{OWN}-gpu.mgpu.io-mig-0"}}, "no others"),
+        ({"metadata": {"name": f"{OWN}-gpu.mgpu.io-mig-00-x"}}, "no others"),
+        ({"spec": {"devices": [{"name": "card-0", "consumesCounters": []}]}}, "is a card"),
         ({"spec": {"devices": [{"name": "gpu-0"}]}}, "is a card"),
         ({"spec": {"devices": [{"name": "card-0", "bindingConditions": ["a"]}]}}, "is a card"),
         ({"spec": {"devices": [{"name": f"card-{i}"} for i in range(65)]}}, "at most 64"),
@@ -104,6 +109,24 @@ def test_agent_publishes_nothing_else(patch: Raw, why: str) -> None:
     wrong = changed(own, patch)
     for old in (None, own):
         assert any(why in message for message in denials(policy, wrong, old, user=AGENT, node=OWN))
+
+
+def test_agent_publishes_mig_instances_with_their_counters() -> None:
+    policy = "mgpu-deviceplugin-resourceslices"
+    cards = [PublishedMigCard(card) for card in b.cards(9, node=OWN)]
+    slices = make_mig_slices(OWN, f"uid-{OWN}", cards, 1, 1 + count_mig_slices(cards))
+    for one in slices:
+        for new, old in ((one, None), (one, one), (None, one)):
+            assert denials(policy, new, old, user=AGENT, node=OWN) == ()
+
+
+def test_agent_publishes_no_other_counters() -> None:
+    policy = "mgpu-deviceplugin-resourceslices"
+    counters, devices, *_ = make_mig_slices(OWN, f"uid-{OWN}", [PublishedMigCard(b.card(0, node=OWN))], 1, 3)
+    foreign = changed(counters, {"spec": {"sharedCounters": [{"name": "nic-0", "counters": {}}]}})
+    misplaced = changed(devices, {"spec": {"sharedCounters": counters["spec"]["sharedCounters"]}})
+    for wrong in (foreign, misplaced):
+        assert any("counters" in message for message in denials(policy, wrong, None, user=AGENT, node=OWN))
 
 
 def test_agent_neither_creates_nor_deletes_slices_of_other_nodes() -> None:

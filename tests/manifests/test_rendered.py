@@ -529,6 +529,7 @@ def test_whole_cards_by_claims_need_a_class_for_their_resource(tmp_path: Path) -
     classes = {d["metadata"]["name"]: d["spec"] for d in of_kind(documents, "DeviceClass")}
     assert {name: spec.get("extendedResourceName") for name, spec in classes.items()} == {
         "mgpu": None,
+        "mgpu-mig": None,
         "mgpu-whole": "nvidia.com/gpu",
     }
     assert all(DRIVER in spec["selectors"][0]["cel"]["expression"] for spec in classes.values())
