@@ -30,7 +30,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.mig import LAYOUTS
 from mgpu.model.node_slices import EXISTING
 from mgpu.model.resource_claims import MARK
-from mgpu.model.slice_names import resource_of
+from mgpu.model.slice_names import MIG, MPS, resource_of
 from mgpu.serving.certificates import CA
 from playground import mps_control
 from playground.agent_pods import agent_pod, running_at
@@ -441,7 +441,8 @@ class Cluster:
         found = self.api.get(f"/api/v1/nodes/{node}")
         there = (found.get("status") or {}).get("allocatable") or {}
         annotations = found["metadata"].get("annotations") or {}
-        if any(spec.name == node and spec.partitioning for spec in self.nodes) and EXISTING not in annotations:
+        has_slices = any(spec.name == node and spec.partitioning in (MIG, MPS) for spec in self.nodes)
+        if has_slices and EXISTING not in annotations:
             return False
         return all(there.get(name, "0") != "0" for name in self._offered[node])
 
