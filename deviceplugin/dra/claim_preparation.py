@@ -34,7 +34,7 @@ from deviceplugin.delivery.cdi import Edits
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.dra.claim_cdi import make_spec
 from deviceplugin.dra.claim_instances import create_instances, missing_reason
-from deviceplugin.dra.claim_records import ClaimRecord
+from deviceplugin.dra.claim_records import ClaimRecord, allocation_of
 from deviceplugin.dra.claim_references import conflict, is_view_shared, requests_of, used_views
 from deviceplugin.dra.claim_status import ClaimApi, ClaimGone, ReadClaim
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
@@ -211,7 +211,7 @@ class ClaimPreparation:
     def _drop_outdated(self, claim: Claim) -> None:
         """Release the reservation of another allocation. Nothing was delivered by it (see the module)."""
         before = self._claims.get(claim.uid)
-        if before is not None and (claim.repair or before.allocation != _allocation(claim)):
+        if before is not None and (claim.repair or before.allocation != allocation_of(claim)):
             self._claims.cancel(before)
 
     def _cancel(self, uid: str) -> None:
@@ -232,7 +232,7 @@ class ClaimPreparation:
 
     def _is_delivered(self, claim: Claim) -> bool:
         before = self._claims.get(claim.uid)
-        return before is not None and before.delivered and before.allocation == _allocation(claim)
+        return before is not None and before.delivered and before.allocation == allocation_of(claim)
 
     def _users(self, claim: Claim) -> tuple[ClaimPod, ...]:
         """Return the pods that may use the claim and are on this node. There is at least one."""
@@ -317,10 +317,11 @@ class ClaimPreparation:
         for held in self._claims.holdings():
             if held.uid != claim.uid:
                 yield held
-            elif self._former(claim):
+            elif self._was_delivered(claim):
                 yield replace(held, uid=f"{held.uid}/former")
 
-    def _former(self, claim: Claim) -> bool:
+    def _was_delivered(self, claim: Claim) -> bool:
+        """Return whether the claim was delivered, by its present allocation or by an earlier one."""
         before = self._claims.get(claim.uid)
         return before is not None and before.delivered
 
@@ -352,7 +353,7 @@ class ClaimPreparation:
         views = views_of(claim, gpus)
         before = self._claims.get(claim.uid)
         former = before.former if before is not None else ()
-        if before is not None and before.delivered and before.allocation != _allocation(claim):
+        if before is not None and before.delivered and before.allocation != allocation_of(claim):
             former = (*former, *before.shares)
         return ClaimRecord(
             claim.uid,
@@ -396,8 +397,3 @@ class ClaimPreparation:
                 # Hooks of several views add up, but their variables do not. The back end sets the limits itself.
                 edits = replace(edits, hooks=())
             yield view_device(claim.uid, view.name), Edits(view.environment()) | edits
-
-
-def _allocation(claim: Claim) -> frozenset[tuple[str, str, str, str]]:
-    """Return the results of the claim in the form of `ClaimRecord.allocation`."""
-    return frozenset((r.request.partition("/")[0], r.pool, r.device, r.share_id) for r in claim.results)

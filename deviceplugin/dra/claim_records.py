@@ -17,7 +17,7 @@ import orjson
 from mgpu.model.cards import GPU, Card
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Stage
-from mgpu.model.resource_claims import DRA
+from mgpu.model.resource_claims import DRA, Claim, base_request
 from mgpu.model.slice_names import PLACES
 
 log = logging.getLogger(__name__)
@@ -95,6 +95,11 @@ class ClaimRecord:
         indexes = {card.uuid: card.index for card in cards}
         named = tuple(_by_index(share, indexes) for share in (*self.shares, *self.former))
         return Holding(self.uid, self.namespace, self.name, node, DRA, named)
+
+
+def allocation_of(claim: Claim) -> frozenset[tuple[str, str, str, str]]:
+    """Return the results of the claim in the form of `ClaimRecord.allocation`."""
+    return frozenset((base_request(r.request), r.pool, r.device, r.share_id) for r in claim.results)
 
 
 def _by_index(share: Share, indexes: Mapping[str, int]) -> Share:

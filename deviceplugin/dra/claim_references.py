@@ -6,8 +6,8 @@ The functions are pure. `claim_views` explains why a container with several refe
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from deviceplugin.dra.claim_users import ClaimPod, Reference
-from deviceplugin.dra.claim_views import WHOLE_CLAIM, base_request
-from mgpu.model.resource_claims import Claim
+from deviceplugin.dra.claim_views import WHOLE_CLAIM
+from mgpu.model.resource_claims import Claim, base_request
 
 _REMEDY = (
     "but NVIDIA_VISIBLE_DEVICES names the cards of one reference only: let it reference one whole claim, or set "

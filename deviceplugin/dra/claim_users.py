@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deviceplugin.dra.claim_views import base_request
 from mgpu.model.raw_objects import table_at
+from mgpu.model.resource_claims import base_request
 
 _MOST_CLAIMS = 64
 """The most claims of a pod. The API server accepts thousands in 1.5 MB, and each would take memory of the agent."""
@@ -51,7 +51,9 @@ class ClaimPod:
 
 def read_claim_pod(raw: Mapping[str, Any]) -> ClaimPod | None:
     """Return the pod, or None if it uses no claim, or more than `_MOST_CLAIMS`, for which claims are not prepared."""
-    meta, spec, status = raw["metadata"], table_at(raw, "spec"), table_at(raw, "status")
+    meta = raw["metadata"]
+    spec = table_at(raw, "spec")
+    status = table_at(raw, "status")
     if _is_large(spec, status):
         return None
     names = dict(_claim_names(spec, status))

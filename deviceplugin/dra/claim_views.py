@@ -26,15 +26,10 @@ from mgpu.model.gpu_requests import Amount, ContainerRequest, GpuRequest
 from mgpu.model.ledger import Share
 from mgpu.model.mig_devices import MigDevice, mig_device_at
 from mgpu.model.pods import Pod
-from mgpu.model.resource_claims import DRA, Claim, Result, card_index, claim_holding
+from mgpu.model.resource_claims import DRA, Claim, Result, base_request, card_index, claim_holding
 
 WHOLE_CLAIM = "claim.all"
 """The view of a container that references a whole claim with several requests. Requests have names without a dot."""
-
-
-def base_request(name: str) -> str:
-    """Return the name by which containers reference a request: that of an alternative `gpu/small` is `gpu`."""
-    return name.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
