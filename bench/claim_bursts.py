@@ -258,11 +258,13 @@ def _without_webhooks(server: Server, removed: list[Raw]) -> Iterator[None]:
     for one in removed:
         server.client().call("DELETE", f"{_CONFIGURATIONS}/{one['metadata']['name']}")
     time.sleep(_OBSERVE_SECONDS)
-    yield
-    for one in removed:
-        meta = {"name": one["metadata"]["name"], "labels": one["metadata"].get("labels", {})}
-        server.client().call("POST", _CONFIGURATIONS, orjson.dumps({**one, "metadata": meta}))
-    time.sleep(_OBSERVE_SECONDS)
+    try:
+        yield
+    finally:
+        for one in removed:
+            meta = {"name": one["metadata"]["name"], "labels": one["metadata"].get("labels", {})}
+            server.client().call("POST", _CONFIGURATIONS, orjson.dumps({**one, "metadata": meta}))
+        time.sleep(_OBSERVE_SECONDS)
 
 
 def _clear(server: Server) -> None:

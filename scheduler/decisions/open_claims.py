@@ -9,6 +9,7 @@ pod. A claim that is allocated already fixes the node, and kube-scheduler itself
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, product
 from typing import Any
 
 from mgpu.model.gpu_requests import GpuRequest
@@ -19,6 +20,10 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import claim_names
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.claim_decider import ClaimDecider
+
+
+_MOST_SETS = 64
+"""The most combinations of alternatives of one claim that are tried."""
 
 
 class OpenClaims:
@@ -68,12 +73,11 @@ def sets_of_alternatives(requests: Iterable[DeviceRequest]) -> list[frozenset[st
     """Return sets of names of requests, each with one alternative of each request. One of them must fit.
 
     kube-scheduler tries every combination. That would be too many here, where each costs a search on each node: 32
-    requests may have 8 alternatives each. So only the first ones of all requests are combined, then the second ones,
-    and so on. A claim that fits only by another combination counts as one that does not fit.
+    requests may have 8 alternatives each. So only the first `_MOST_SETS` are returned, in kube-scheduler's order. A
+    claim that fits only by a later combination counts as one that does not fit.
     """
     rows = [[one.name for one in row] for row in alternatives(requests)]
-    longest = max(map(len, rows), default=0)
-    return [frozenset(names[min(i, len(names) - 1)] for names in rows) for i in range(longest)]
+    return [frozenset(names) for names in islice(product(*rows), _MOST_SETS)] if rows else []
 
 
 def _least(found: Sequence[DeviceRequest]) -> DeviceRequest:
