@@ -7,6 +7,7 @@ import copy
 
 import pytest
 
+from deviceplugin.dra.kubelet_retries import RETRY
 from deviceplugin.inventory.node_objects import PUBLISHED_ANNOTATION
 from deviceplugin.inventory.reporter import (
     agent_patch,
@@ -135,6 +136,8 @@ def test_pod_annotations_that_the_policy_allows_are_the_records_of_the_vocabular
     for key in keys:
         assert key == APPLIED or any(dialect.owns_annotation(key) for dialect in dialects.ALL), key
         assert patched("pod", {"metadata": {"annotations": {key: "x"}}}) == ()
+    assert patched("pod", {"metadata": {"annotations": {RETRY: "2026-11-24T00:00:00.000+00:00"}}}) == ()
+    assert patched("pod", {"metadata": {"annotations": {RETRY: "x" * 65}}})
     for record in ({"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"},):
         assert patched("pod", {"metadata": {"uid": "uid-p", "annotations": record}}) == ()
 
