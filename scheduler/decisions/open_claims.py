@@ -21,7 +21,6 @@ from scheduler.cluster.claim_pods import claim_names
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.claim_decider import ClaimDecider
 
-
 _MOST_SETS = 64
 """The most combinations of alternatives of one claim that are tried."""
 

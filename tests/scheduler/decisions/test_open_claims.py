@@ -50,8 +50,12 @@ def test_least_amounts_of_alternatives_count() -> None:
     assert amounts(found) == [("c/gpu/big", 1, 50, 1)]
 
 
-def test_alternatives_with_the_same_position_are_combined() -> None:
-    names = ("a/x", "a/y", "a/z", "b", "c/x", "c/y")
-    found = sets_of_alternatives(DeviceRequest(name) for name in names)
-    assert found == [{"a/x", "b", "c/x"}, {"a/y", "b", "c/y"}, {"a/z", "b", "c/y"}]
+def test_alternatives_are_combined_in_the_order_of_kube_scheduler() -> None:
+    found = sets_of_alternatives(DeviceRequest(name) for name in ("a/x", "a/y", "b", "c/x", "c/y"))
+    assert found == [{"a/x", "b", "c/x"}, {"a/x", "b", "c/y"}, {"a/y", "b", "c/x"}, {"a/y", "b", "c/y"}]
+
+
+def test_number_of_combinations_is_limited() -> None:
+    names = (f"r{i}/{alternative}" for i in range(32) for alternative in "abcdefgh")
+    assert len(sets_of_alternatives(DeviceRequest(name) for name in names)) == 64
     assert sets_of_alternatives(()) == []
