@@ -24,7 +24,7 @@ from tests.mgpu.cli.served import served
 Raw = dict[str, Any]
 ON = load_settings("dra: {enabled: true}")
 FOLDER = MANIFESTS / "components"
-CLASS: Raw = yaml.safe_load((FOLDER / "dra/device-class.yaml").read_text())
+CLASS: Raw = next(yaml.safe_load_all((FOLDER / "dra/device-class.yaml").read_text()))
 WHOLE: Raw = yaml.safe_load((FOLDER / "dra-whole-cards/device-class.yaml").read_text())
 WEBHOOK: Raw = yaml.safe_load((FOLDER / "dra/webhook.yaml").read_text())
 BINDINGS: Raw = yaml.safe_load((MANIFESTS / "base/binding-webhook.yaml").read_text())
