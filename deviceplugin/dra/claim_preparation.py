@@ -20,8 +20,8 @@ The steps are in this order, so that the agent may die between any two of them:
    claim says.
 4. The kubelet gets the names of the devices. If it does not get the answer, it repeats the call.
 
-In any other order there is a moment at which a container can have cards that nobody counts, or at which a claim that
-can no longer be moved has not got its cards yet.
+In any other order there is a moment at which a container can have cards that no process counts, or at which a claim
+that can no longer be moved has not got its cards yet.
 """
 
 import asyncio

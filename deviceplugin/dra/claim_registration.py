@@ -44,7 +44,7 @@ def registration_socket(kubelet_dir: Path, instance: str = _INSTANCE) -> Path:
 
 
 def remove_leftovers(kubelet_dir: Path) -> None:
-    """Remove the sockets on which nobody listens. A failure is logged."""
+    """Remove the sockets on which no process listens. A failure is logged."""
     registrations = (kubelet_dir / "plugins_registry").glob(f"{DRIVER}-*-reg.sock")
     for path in (*registrations, *plugin_folder(kubelet_dir).glob("*.sock")):
         if not is_listening(path):

@@ -85,7 +85,7 @@ def with_whole_cards(holding: Holding) -> Holding:
     """Return a claim's holding that also has the whole card of each of its MIG instances.
 
     While the node has the label, its cards are in no ledger, and nothing changes. Without the label the cards are there
-    again, and nobody else may have a card as long as it has instances.
+    again, and no other pod or claim may have a card as long as it has instances.
     """
     devices = instances_of(holding.shares)
     if not devices:

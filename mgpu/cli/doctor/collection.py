@@ -4,7 +4,7 @@ The command must not write anything, so objects are created only as dry runs. Th
 object that the user may not read.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from mgpu.model.device_object import DEVICE_API
 from mgpu.model.errors import BadObject
 from mgpu.model.resource_claims import CLAIMS
 from mgpu.presentation.claim_views import read_claims
-from mgpu.presentation.overview import make_overview
+from mgpu.presentation.overview import Overview, make_overview
 from mgpu.serving.record_keys import read_public_keys
 from mgpu.settings import Settings
 from mgpu.version import own_version
@@ -98,29 +98,38 @@ def read_installation(api: Api, namespace: str, settings: Settings, try_in: str)
         nodes,
         {raw["metadata"]["name"]: raw for raw in devices},
         [pod for pod in pods if _is_own(pod, namespace) or is_nvidia_plugin(pod)],
-        make_overview(
-            nodes,
-            devices,
-            pods,
-            settings,
-            cluster_objects.unhealthy_lists(api),
-            listing(mtgpu.COLLECTION),
-            read_claims(listing(CLAIMS)),
-        ),
+        _overview(api, settings, nodes, devices, pods, listing),
         {name: raw for name, raw in workloads.items() if raw},
         hidden,
-        {
-            name: text
-            for key, workload in ENDPOINTS.items()
-            for name, text in _environment(
-                api, namespace, workloads[workload], environment_variables(key), read_if_allowed
-            )
-        },
+        _endpoints(api, namespace, workloads, read_if_allowed),
         _sealing(keys, pods, settings),
         read_kueue(api, read_if_allowed),
         commands.ask(api, namespace),
         read_claim_support(api, settings, overrides, claim_hooks(configurations), read_if_allowed),
     )
+
+
+def _overview(
+    api: Api,
+    settings: Settings,
+    nodes: list[Raw],
+    devices: list[Raw],
+    pods: list[Raw],
+    listing: Callable[[str], list[Raw]],
+) -> Overview:
+    """Return the cards and what holds them."""
+    unhealthy = cluster_objects.unhealthy_lists(api)
+    claims = read_claims(listing(CLAIMS))
+    return make_overview(nodes, devices, pods, settings, unhealthy, listing(mtgpu.COLLECTION), claims)
+
+
+def _endpoints(api: Api, namespace: str, workloads: Mapping[str, Raw], read_if_allowed: Any) -> dict[str, str]:
+    """Return the environment variables of the workloads that set the endpoints of mgpu's processes."""
+    return {
+        name: text
+        for key, workload in ENDPOINTS.items()
+        for name, text in _environment(api, namespace, workloads[workload], environment_variables(key), read_if_allowed)
+    }
 
 
 def read_kueue(api: Api, read_if_allowed: Any) -> str | None:
