@@ -30,7 +30,8 @@ NAME = "default-scheduler"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _BINDERS = 16
 """The number of threads that post Bindings."""
-_FIT_EVENTS = frozenset({Event.NODE, Event.ANNOTATION, Event.POD})
+# A class may give an extended resource to a node without it (EventsToRegister in noderesources/fit.go).
+_FIT_EVENTS = frozenset({Event.NODE, Event.ANNOTATION, Event.POD, Event.CLASS})
 _CLAIM_EVENTS = frozenset({Event.NODE, Event.CLAIM, Event.SLICE, Event.CLASS})
 """The events for which kube-scheduler's plugin DynamicResources registers. The deletion of a pod is none of them: it
 helps when the pod's claim is deallocated."""
