@@ -216,7 +216,7 @@ class Machine(RuleBasedStateMachine):
     def the_webhook_is_called_for_an_outdated_claim(self, number: int, which: int, node: str, first: int) -> None:
         """The cache of an API server is late. It calls again with the present claim, or refuses the write.
 
-        Nobody writes other cards while a write is in flight. As for bindings, the last decision would count.
+        No other client writes cards while a write is in flight. As for bindings, the last decision would count.
         """
         name = self.pick(number, lambda one: one.uid not in self.in_flight)
         if name is None:

@@ -330,7 +330,7 @@ def test_claim_that_is_unprepared_while_its_condition_is_written_is_not_delivere
 
 
 def test_allocation_that_replaces_a_delivered_one_leaves_the_former_cards_held(node: ClaimNode) -> None:
-    """Nobody should do that, but a user with the rights can. Containers may still use the former card."""
+    """No client should do that, but a user with the rights can. Containers may still use the former card."""
     offered(node, claim())
     node.prepare()
     node.api.put(claim(cards=[1]))

@@ -40,7 +40,7 @@ def replica() -> Replica:
 
 
 def on(device: str, name: str = "c", cores: int = 60, created: int = 1, **more: Any) -> Raw:
-    """An allocated claim that nobody asked the webhook about."""
+    """An allocated claim whose allocation the webhook was not called for."""
     raw = claim(name, request(cores=cores, memory="1Gi"), created=f"2026-01-0{created}T00:00:00Z", **more)
     return allocated(raw, result(device, cores=str(cores), memory="1Gi", share=f"share-{name}"), pods=(f"of-{name}",))
 
