@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from deviceplugin.dra.claim_records import ClaimRecord, PreparedDevice
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.claim_object import read_claim
+from mgpu.model.claim_object import read_stored_claim
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import DRIVER, MILLI_PER_PERCENT, PREPARED, Claim, claim_path
@@ -81,15 +81,11 @@ class ClaimApi:
 
 
 def _read(raw: Raw) -> Claim:
-    """Return the claim. Annotations that a user has made invalid after the allocation are ignored."""
     try:
-        return read_claim(raw, CARD_POLICIES)
-    except BadObject:
-        meta = {key: value for key, value in raw["metadata"].items() if key != "annotations"}
-        try:
-            return read_claim({**raw, "metadata": meta}, CARD_POLICIES)
-        except BadObject as error:
-            raise RetryLater(f"ResourceClaim {meta.get('namespace')}/{meta.get('name')}: {error}") from error
+        return read_stored_claim(raw, CARD_POLICIES)
+    except BadObject as error:
+        meta = raw["metadata"]
+        raise RetryLater(f"ResourceClaim {meta.get('namespace')}/{meta.get('name')}: {error}") from error
 
 
 def _devices(raw: Raw, record: ClaimRecord, now: datetime) -> Iterator[Raw]:

@@ -20,9 +20,10 @@ from urllib.parse import quote
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.claim_object import read_claim
+from mgpu.model.claim_object import read_stored_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.resource_claims import claim_path
+from mgpu.settings import CARD_POLICIES
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +112,7 @@ class KubeletRetries:
         if self._claims.named(pod.namespace, name) is not None:
             return False
         raw = await asyncio.to_thread(self._api.get, claim_path(pod.namespace, name))
-        # A user may have made the annotations invalid.
-        claim = read_claim({**raw, "metadata": {**raw["metadata"], "annotations": None}})
+        claim = read_stored_claim(raw, CARD_POLICIES)
         if claim.node != self._node or pod.uid not in {consumer.uid for consumer in claim.consumers}:
             return False  # It has no cards of this driver, or the pod may not use it (yet).
         return not self._claims.is_active(claim.uid)

@@ -9,7 +9,7 @@ from typing import Any
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.pod_constraints import read_constraints
 from mgpu.model.quantities import QuantityError, parse_quantity, whole_bytes
-from mgpu.model.raw_objects import table_at
+from mgpu.model.raw_objects import annotation_path, table_at
 from mgpu.model.resource_claims import (
     CORES,
     DRIVER,
@@ -69,6 +69,22 @@ def read_claim(raw: Mapping[str, Any], policies: Collection[str] = ()) -> Claim:
         prepared=frozenset(_prepared(status)),
         repair=annotations.get(REPAIR, ""),
     )
+
+
+def read_stored_claim(raw: Mapping[str, Any], policies: Collection[str] = ()) -> Claim:
+    """Return the claim in an object of the API server. Annotations with invalid constraints count as absent.
+
+    Users may write annotations at any time, and a claim that is allocated holds its cards all the same. Raises
+    BadObject for other invalid fields, which the API server does not store.
+    """
+    meta = table_at(raw, "metadata")
+    annotations = {k: v for k, v in table_at(meta, "annotations").items() if isinstance(v, str)}
+    _, problems = read_constraints(annotations, _text(meta, "namespace"), policies)
+    if not problems:
+        return read_claim(raw, policies)
+    invalid = {problem.field for problem in problems}
+    valid = {key: text for key, text in annotations.items() if annotation_path(key) not in invalid}
+    return read_claim({**raw, "metadata": {**meta, "annotations": valid}}, policies)
 
 
 def has_results(raw: Mapping[str, Any] | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu.model.claim_object import read_claim
+from mgpu.model.claim_object import read_stored_claim
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding
 from mgpu.model.pod_constraints import NO_CONSTRAINTS, Constraints
@@ -76,7 +76,7 @@ def read_claims(raws: Iterable[Raw], classes: Iterable[Raw] = ()) -> ClaimViews:
     unclear = {}
     for raw in raws:
         try:
-            claims.append(_read(raw))
+            claims.append(read_stored_claim(raw, CARD_POLICIES))
         except BadObject as error:
             unclear[f"ResourceClaim {raw['metadata'].get('namespace')}/{raw['metadata']['name']}"] = str(error)
     return view_claims(claims, lambda name: name in ours, unclear)
@@ -132,12 +132,3 @@ def _expressions(device_class: Raw) -> Iterator[str]:
         expression = table_at(row, "cel").get("expression")
         if isinstance(expression, str):
             yield expression
-
-
-def _read(raw: Raw) -> Claim:
-    """Return the claim. Annotations that cannot be read are ignored, because the claim holds its cards all the same."""
-    try:
-        return read_claim(raw, CARD_POLICIES)
-    except BadObject:
-        meta = {key: value for key, value in raw["metadata"].items() if key != "annotations"}
-        return read_claim({**raw, "metadata": meta}, CARD_POLICIES)

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from mgpu.kube import Api, ApiError, Unreachable
-from mgpu.model.claim_object import read_claim
+from mgpu.model.claim_object import read_claim, read_stored_claim
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.ledger import shares_of
@@ -47,7 +47,6 @@ from mgpu.model.resource_claims import (
 from mgpu.settings import CARD_POLICIES
 from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
-from scheduler.cluster.claim_holdings import read_observed_claim
 from scheduler.cluster.events import Warn
 from scheduler.decisions.claim_allocation import changes, with_changes
 from scheduler.decisions.claim_decider import ClaimDecider, fits
@@ -189,7 +188,7 @@ class ClaimRepair:
         """Move a claim to cards on which it fits."""
         path = claim_path(claim.namespace, claim.name)
         raw = self._api.get(path)
-        now = read_observed_claim(raw, CARD_POLICIES)
+        now = read_stored_claim(raw, CARD_POLICIES)
         if now.uid != claim.uid or now.results != claim.results or now.is_prepared or now.repair:
             return
         if len(now.consumers) > 1:
@@ -231,7 +230,7 @@ class ClaimRepair:
         """Continue a repair that another replica, or an earlier attempt, has begun."""
         path = claim_path(claim.namespace, claim.name)
         raw = self._api.get(path)
-        now = read_observed_claim(raw, CARD_POLICIES)
+        now = read_stored_claim(raw, CARD_POLICIES)
         if now.uid != claim.uid or not now.repair:
             return
         if now.allocated:
@@ -250,7 +249,7 @@ class ClaimRepair:
 
     def _allocate(self, path: str, raw: Mapping[str, Any], status: Mapping[str, Any], claim: Claim) -> None:
         written = self._write_status(path, raw, status)
-        node = read_observed_claim(written, CARD_POLICIES).node
+        node = read_stored_claim(written, CARD_POLICIES).node
         self._moved[claim.uid] = _Move(_version(written), self._clock(), node)
         self._annotate(path, _version(written), None)
 

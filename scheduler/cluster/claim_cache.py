@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from mgpu.model.claim_object import read_stored_claim
 from mgpu.model.compute_resources import NO_CPU_MEMORY, CpuMemory
 from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Share
@@ -17,7 +18,7 @@ from mgpu.model.pods import Pod
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import Claim, gpu_request
 from mgpu.settings import CARD_POLICIES
-from scheduler.cluster.claim_holdings import ClaimHoldings, read_observed_claim
+from scheduler.cluster.claim_holdings import ClaimHoldings
 from scheduler.cluster.claim_pods import ClaimPods, WaitingPod
 from scheduler.cluster.converted_pods import ConvertedPod
 from scheduler.cluster.forecast import Forecast
@@ -61,7 +62,7 @@ class ClaimCache:
 
     def claim_changed(self, raw: Raw) -> None:
         try:
-            claim = read_observed_claim(raw, CARD_POLICIES)
+            claim = read_stored_claim(raw, CARD_POLICIES)
         except BadObject as error:
             log.warning(
                 "ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]}

@@ -8,36 +8,18 @@ the node is removed (`mig_devices.with_whole_cards`). The cluster cache uses `Cl
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mgpu.model.claim_object import read_claim
-from mgpu.model.errors import BadObject
 from mgpu.model.ledger import Holding, Share
 from mgpu.model.mig_devices import with_whole_cards
-from mgpu.model.raw_objects import table_at
-from mgpu.model.resource_claims import REPAIR, Claim, claim_holding, is_newer
+from mgpu.model.resource_claims import Claim, claim_holding, is_newer
 from scheduler.cluster.events import CardsFreed, Publisher
 from scheduler.cluster.holdings import Holdings
 from scheduler.cluster.reservations import Reservations
 
 Raw = Mapping[str, Any]
-
-
-def read_observed_claim(raw: Raw, policies: Collection[str]) -> Claim:
-    """Return the claim in an object of the API server.
-
-    An allocated claim holds its cards even if a user has written an invalid annotation afterwards, so all annotations
-    except that of a repair are ignored then. Raises BadObject for other invalid fields, which the API server does not
-    store.
-    """
-    try:
-        return read_claim(raw, policies)
-    except BadObject:
-        meta = raw["metadata"]
-        kept = {key: text for key, text in table_at(meta, "annotations").items() if key == REPAIR}
-        return read_claim({**raw, "metadata": {**meta, "annotations": kept}}, policies)
 
 
 class ClaimHoldings:

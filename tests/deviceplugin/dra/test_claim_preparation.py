@@ -155,6 +155,12 @@ def test_claim_that_is_being_repaired_waits(node: ClaimNode) -> None:
     assert node.env(record)[VISIBLE] == "GPU-n1-1"
 
 
+def test_claim_that_is_being_repaired_waits_also_with_an_invalid_annotation(node: ClaimNode) -> None:
+    offered(node, claim(annotations={REPAIR: "{}", "mgpu.io/card-policy": "no-such"}))
+    with pytest.raises(Refused, match="mgpu is replacing its allocation"):
+        node.prepare(seconds=0.2)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

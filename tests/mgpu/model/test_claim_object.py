@@ -4,14 +4,9 @@ from typing import Any
 
 import pytest
 
-from mgpu.model.claim_object import has_results, read_claim
+from mgpu.model.claim_object import has_results, read_claim, read_stored_claim
 from mgpu.model.errors import BadObject
-from mgpu.model.resource_claims import (
-    REPAIR,
-    AttributeConstraint,
-    Consumer,
-    DeviceRequest,
-)
+from mgpu.model.resource_claims import REPAIR, AttributeConstraint, Consumer, DeviceRequest
 from tests.scheduler.claim_objects import allocated, claim, exactly, prepared, request, result, share
 
 GIB = 1 << 30
@@ -198,3 +193,30 @@ class TestBadValues:
         raw = {"metadata": {}, "spec": {"devices": junk}, "status": {"allocation": {"devices": junk}}}
         assert read_claim(raw).requests == ()
         assert read_claim({"metadata": junk, "spec": junk, "status": junk}).results == ()
+
+
+class TestStoredClaims:
+    """Users may write an invalid annotation at any time, also when the claim is in use."""
+
+    def test_invalid_annotation_counts_as_absent_and_the_others_are_kept(self) -> None:
+        annotations = {"mgpu.io/card-policy": "no-such", "mgpu.io/card-models": "H200", REPAIR: "text"}
+        found = read_stored_claim(claim(annotations=annotations), ("binpack",))
+        constraints = found.card_constraints
+        assert (constraints.card_policy, constraints.models, found.repair) == ("", ("H200",), "text")
+
+    def test_list_with_an_invalid_entry_counts_as_absent(self) -> None:
+        found = read_stored_claim(claim(annotations={"mgpu.io/card-models": "H200,-"}))
+        assert found.card_constraints.models == ()
+
+    def test_group_to_share_a_card_counts_as_absent_if_it_is_also_the_one_to_spread(self) -> None:
+        annotations = {"mgpu.io/spread-group": "a", "mgpu.io/same-card-group": "a"}
+        constraints = read_stored_claim(claim(annotations=annotations)).card_constraints
+        assert (constraints.spread is not None, constraints.same_card) == (True, None)
+
+    def test_other_invalid_fields_are_problems(self) -> None:
+        raw = claim("c", request(cores="x"), annotations={"mgpu.io/card-policy": "no-such"})
+        with pytest.raises(BadObject) as error:
+            read_stored_claim(raw)
+        assert [problem.field for problem in error.value.problems] == [
+            "spec.devices.requests[0].exactly.capacity.requests[cores]"
+        ]
