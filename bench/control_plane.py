@@ -167,17 +167,20 @@ def add_nodes(server: Server, nodes: int, count: int = CARDS) -> None:
 
 
 @contextmanager
-def kube_scheduler(assets: Path, server: Server, extender: str | None, percentage: int) -> Iterator[Process]:
+def kube_scheduler(
+    assets: Path, server: Server, extender: str | None, percentage: int, *, limited: bool = False
+) -> Iterator[Process]:
     """Run kube-scheduler, configured as in manifests/components/existing-scheduler, inside the context.
 
     Args:
         extender: The URL of the extender, or None if kube-scheduler calls none.
         percentage: `percentageOfNodesToScore`; 0 is kube-scheduler's default.
+        limited: Whether its client keeps the limit of requests per second that it has by default.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         port = free_port()
-        (folder / "config.yaml").write_text(json.dumps(_configuration(server, extender, percentage)))
+        (folder / "config.yaml").write_text(json.dumps(_configuration(server, extender, percentage, limited)))
         flags = ("--config", str(folder / "config.yaml"), "--secure-port", str(port), "--bind-address", "127.0.0.1")
         command = [str(assets / "kube-scheduler"), *flags, "--cert-dir", name, "--authentication-skip-lookup"]
         process = Process("kube-scheduler", command, folder / "log", os.environ)
@@ -200,9 +203,11 @@ def _ready(port: int) -> bool:
         return False
 
 
-def _configuration(server: Server, extender: str | None, percentage: int) -> dict[str, Any]:
-    # By default kube-scheduler's client sends 50 requests per second, which would be the result of the measurement.
-    connection = {"kubeconfig": str(server.kubeconfig), "qps": 5000, "burst": 10000}
+def _configuration(server: Server, extender: str | None, percentage: int, limited: bool) -> dict[str, Any]:
+    connection: dict[str, Any] = {"kubeconfig": str(server.kubeconfig)}
+    if not limited:
+        # By default kube-scheduler's client sends 50 requests per second, which would be the result of the measurement.
+        connection |= {"qps": 5000, "burst": 10000}
     profile: dict[str, Any] = {"schedulerName": "default-scheduler"}
     if percentage:
         profile["percentageOfNodesToScore"] = percentage
