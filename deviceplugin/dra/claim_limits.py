@@ -1,6 +1,7 @@
 """Finds out what the containers of pods with claims hold, for the parts that limit and measure running containers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from deviceplugin.dra.claim_records import ClaimRecord, PreparedDevice
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
@@ -54,14 +55,16 @@ class ClaimLimits:
             return
         for container in sorted(pod.references):
             memory: dict[Card, int] = {}
-            for device, card in self._devices(pod, container):
+            claims: dict[Card, dict[str, None]] = {}
+            for claim, device, card in self._devices(pod, container):
                 memory[card] = memory.get(card, 0) + device.memory
+                claims.setdefault(card, {})[claim] = None
             for card, held in memory.items():
-                whole = held >= card.memory
-                yield ContainerUse(uid, pod.namespace, pod.name, container, card, limit=held or None, whole=whole)
+                row = ContainerUse(uid, pod.namespace, pod.name, container, card, limit=held or None)
+                yield replace(row, whole=held >= card.memory, claims=tuple(claims[card]))
 
-    def _devices(self, pod: ClaimPod, container: str) -> Iterator[tuple[PreparedDevice, Card]]:
-        """Yield the devices that a container sees, each once."""
+    def _devices(self, pod: ClaimPod, container: str) -> Iterator[tuple[str, PreparedDevice, Card]]:
+        """Yield the devices that a container sees, each once, with the name of the claim and the card."""
         cards = {card.uuid: card for card in self._gpus()}
         seen = set()
         for reference in pod.references.get(container, ()):
@@ -71,7 +74,7 @@ class ClaimLimits:
                 is_seen = device.is_result and reference.request in ("", device.request)
                 if is_seen and place not in seen and device.card in cards:
                     seen.add(place)
-                    yield device, cards[device.card]
+                    yield reference.claim, device, cards[device.card]
 
     def _limits(self, record: ClaimRecord, request: str) -> Iterator[CardLimit]:
         """Yield the limits of a view. Whole cards have none."""

@@ -33,6 +33,8 @@ class ContainerUse:
         sm: Its use of the SMs since the last reading, from 0 to 1; None if that is not known.
         limit: The memory of its share in bytes; None if the share states none.
         whole: Whether it holds all of the card, so that it cannot use more than it holds.
+        claims: The names of the ResourceClaims by which it sees the card.
+        has_own_share: Whether it holds a share of the card besides those claims.
     """
 
     uid: str
@@ -44,6 +46,8 @@ class ContainerUse:
     sm: float | None = None
     limit: int | None = None
     whole: bool = False
+    claims: tuple[str, ...] = ()
+    has_own_share: bool = False
 
     @property
     def key(self) -> Key:
@@ -109,22 +113,22 @@ class NodeShares:
 
 
 @dataclass
-class _Sum:
-    """The sum over the processes of a container; None as soon as the part of one process is not known."""
+class Sum:
+    """The sum of what is used; None as soon as one part is not known."""
 
     memory: int | None = 0
     sm: float | None = 0.0
 
-    def add(self, process: ProcessUse) -> None:
-        self.memory = None if self.memory is None or process.memory is None else self.memory + process.memory
-        self.sm = None if self.sm is None or process.sm is None else min(1.0, self.sm + process.sm)
+    def add(self, memory: int | None, sm: float | None) -> None:
+        self.memory = None if self.memory is None or memory is None else self.memory + memory
+        self.sm = None if self.sm is None or sm is None else min(1.0, self.sm + sm)
 
 
 @dataclass
 class _OfCard:
     """The processes of a card: the sum of each container, and the foreign ones."""
 
-    containers: dict[Key, _Sum] = field(default_factory=dict)
+    containers: dict[Key, Sum] = field(default_factory=dict)
     foreign: list[ProcessUse] = field(default_factory=list)
 
 
@@ -141,7 +145,10 @@ def combine(
         names: The names of running containers.
     """
     by_card = {reading.card: reading for reading in readings}
-    rows = {(row.key, row.card.uuid): row for row in (*shares.by_claims, *_held_rows(shares))}
+    rows = {(row.key, row.card.uuid): row for row in shares.by_claims}
+    for row in _held_rows(shares):
+        of_claims = rows.get((row.key, row.card.uuid))
+        rows[row.key, row.card.uuid] = _together(row, of_claims) if of_claims is not None else row
     sums: dict[str, _OfCard] = {}
     for card in shares.gpus:
         reading = by_card.get(card.uuid)
@@ -191,6 +198,14 @@ def _held_rows(shares: NodeShares) -> Iterator[ContainerUse]:
         yield from found.values()
 
 
+def _together(own: ContainerUse, of_claims: ContainerUse) -> ContainerUse:
+    """Return the row of a container that holds a share of a card and also sees the card by claims."""
+    is_limited = own.limit is not None and of_claims.limit is not None
+    limit = (own.limit or 0) + (of_claims.limit or 0) if is_limited else None
+    whole = own.whole or of_claims.whole
+    return replace(own, limit=limit, whole=whole, claims=of_claims.claims, has_own_share=True)
+
+
 def _limited_rows(shares: NodeShares, places: Iterable[tuple[Key, str]]) -> Iterator[ContainerUse]:
     """Yield a row for each of these containers and cards that belongs to the Pod of an MtgpuPod."""
     cards = {card.uuid: card for card in shares.gpus}
@@ -222,7 +237,7 @@ def _sort_out(
         if key and (key, card.uuid) not in rows:
             rows.update({(row.key, card.uuid): row for row in _limited_rows(shares, [(key, card.uuid)])})
         if key and (key, card.uuid) in rows:
-            found.containers.setdefault(key, _Sum()).add(process)
+            found.containers.setdefault(key, Sum()).add(process.memory, process.sm)
         else:
             found.foreign.append(process)
     return found
@@ -250,7 +265,7 @@ def _filled(row: ContainerUse, of_card: _OfCard | None) -> ContainerUse:
     """Return the row with what its processes use. Without processes, that is nothing; if they are unknown, so is it."""
     if of_card is None:
         return row
-    total = of_card.containers.get(row.key, _Sum())
+    total = of_card.containers.get(row.key, Sum())
     return replace(row, memory=total.memory, sm=total.sm)
 
 
@@ -265,7 +280,7 @@ def _card_usage(card: Card, reading: CardReading | None, of_card: _OfCard | None
     found = CardUsage(card) if reading is None else CardUsage(card, reading.memory, reading.sm)
     if of_card is None:
         return found
-    total = _Sum()
+    total = Sum()
     for process in of_card.foreign:
-        total.add(process)
+        total.add(process.memory, process.sm)
     return replace(found, foreign=len(of_card.foreign), foreign_memory=total.memory)

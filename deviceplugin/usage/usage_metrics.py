@@ -1,7 +1,7 @@
 """Serves what containers use of the cards as metrics.
 
 Pods come and go, so the number of series is limited: of the pairs of a container and a card, the first ones by
-namespace, pod and container are served.
+namespace, pod and container are served, and of those of a claim and a card the first ones by namespace and claim.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,11 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from deviceplugin.usage.claim_use import ClaimUse, claim_uses
 from deviceplugin.usage.container_use import CardUsage, ContainerUse, Usage
 
 _OF_CARD = ("node", "index", "uuid", "model")
+_OF_CLAIM = ("node", "namespace", "claim", "uuid", "index")
 _OF_CONTAINER = ("node", "namespace", "pod", "container", "uuid", "index")
 
 
@@ -30,7 +32,7 @@ class UsageMetrics(Collector):
     """A collector that reads the last measurement at each scrape.
 
     Args:
-        most: The most pairs of a container and a card.
+        most: The most pairs of a container and a card, and the most of a claim and a card.
     """
 
     def __init__(self, agent: Callable[[], Agent], most: int) -> None:
@@ -49,13 +51,16 @@ class UsageMetrics(Collector):
 def _families(node: str, usage: Usage, most: int) -> Iterator[Metric]:
     yield from _of_cards(node, usage.cards)
     yield from _of_containers(node, usage.containers[:most])
+    claims = claim_uses(usage.containers)
+    yield from _of_claims(node, claims[:most])
     text = "1 for the reason why what containers use is not known, or not all of it (docs/usage.md)."
     problem = GaugeMetricFamily("mgpu_usage_problem", text, labels=["reason"])
     if usage.problem:
         problem.add_metric([usage.problem.value], 1)
     yield problem
-    text = "Pairs of a container and a card whose use is not served, because there are more than usageSeries."
-    yield GaugeMetricFamily("mgpu_usage_series_left_out", text, value=max(0, len(usage.containers) - most))
+    text = "Pairs of a container or claim and a card whose use is not served, because there are more than usageSeries."
+    left_out = sum(max(0, len(rows) - most) for rows in (usage.containers, claims))
+    yield GaugeMetricFamily("mgpu_usage_series_left_out", text, value=left_out)
 
 
 def _of_cards(node: str, cards: Sequence[CardUsage]) -> Iterator[Metric]:
@@ -89,6 +94,18 @@ def _of_containers(node: str, containers: Sequence[ContainerUse]) -> Iterator[Me
         _add(limit, values, one.limit)
         _add(sm, values, one.sm)
     yield from (memory, limit, sm)
+
+
+def _of_claims(node: str, claims: Sequence[ClaimUse]) -> Iterator[Metric]:
+    text = "Memory of the card that the containers of the ResourceClaim use."
+    memory = GaugeMetricFamily("mgpu_claim_memory_used_bytes", text, labels=_OF_CLAIM)
+    text = "Use of the card's SMs by the containers of the ResourceClaim since the last measurement; 1 is the card."
+    sm = GaugeMetricFamily("mgpu_claim_sm_utilization_ratio", text, labels=_OF_CLAIM)
+    for one in claims:
+        values = [node, one.namespace, one.claim, one.card.uuid, str(one.card.index)]
+        _add(memory, values, one.memory)
+        _add(sm, values, one.sm)
+    yield from (memory, sm)
 
 
 def _add(family: GaugeMetricFamily, values: Sequence[str], value: float | None) -> None:

@@ -6,7 +6,7 @@ before it is parsed, each line is limited, and a number that cannot be right cou
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mgpu.model.quantities import format_core
 from mgpu.model.usage_problems import EXPLANATIONS
 from mgpu.presentation.card_views import NodeView
+from mgpu.presentation.claim_views import claim_name
 
 LARGEST_PAGE = 1 << 20
 """The most bytes of a page that are read. The page of a node with 8 cards and 20 pods on each has 0.2 MiB."""
@@ -25,14 +26,18 @@ _MILLI = 1000
 _CONTAINER_MEMORY = "mgpu_container_memory_used_bytes"
 _CONTAINER_LIMIT = "mgpu_container_memory_limit_bytes"
 _CONTAINER_SM = "mgpu_container_sm_utilization_ratio"
+_CLAIM_MEMORY = "mgpu_claim_memory_used_bytes"
+_CLAIM_SM = "mgpu_claim_sm_utilization_ratio"
 _CARD_MEMORY = "mgpu_card_memory_in_use_bytes"
 _CARD_SM = "mgpu_card_sm_utilization_ratio"
 _OF_CONTAINERS = (_CONTAINER_MEMORY, _CONTAINER_LIMIT, _CONTAINER_SM)
+_OF_CLAIMS = (_CLAIM_MEMORY, _CLAIM_SM)
 _OF_CARDS = (_CARD_MEMORY, _CARD_SM)
 _PROBLEM = "mgpu_usage_problem"
-_NAMES = (*_OF_CONTAINERS, *_OF_CARDS, _PROBLEM)
+_NAMES = (*_OF_CONTAINERS, *_OF_CLAIMS, *_OF_CARDS, _PROBLEM)
 
 _CardKey = tuple[int, str]
+_ClaimKey = tuple[str, int, str]
 _ContainerKey = tuple[str, str, int, str]
 
 
@@ -70,6 +75,21 @@ class ContainerUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimUse:
+    """What the containers of one ResourceClaim use of one card.
+
+    Attributes:
+        claim: the claim as `claim namespace/name`.
+        index: the index of the card.
+    """
+
+    claim: str
+    index: int
+    uuid: str
+    used: Used
+
+
+@dataclass(frozen=True, slots=True)
 class CardInUse:
     """What all processes together use of one card, in containers or not."""
 
@@ -80,7 +100,7 @@ class CardInUse:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """What an agent has measured on its node, both sorted by card.
+    """What an agent has measured on its node, all sorted by card.
 
     Attributes:
         problem: why not all use is known, as a clause; None if the agent reports no problem.
@@ -89,6 +109,7 @@ class NodeUse:
     cards: tuple[CardInUse, ...] = ()
     containers: tuple[ContainerUse, ...] = ()
     problem: str | None = None
+    claims: tuple[ClaimUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +132,8 @@ class UseOfCards:
 
     Attributes:
         cards: the use of each measured card, by index.
-        pods: the use of each measured pod on each card, by the index of the card and the pod.
+        pods: the use of each measured pod and claim on each card, by the index of the card and the name of the pod or
+            claim.
     """
 
     cards: Mapping[int, Used]
@@ -143,47 +165,55 @@ def read_use(page: bytes) -> MeasuredUse:
     if isinstance(text, UnknownUse):
         return text
     try:
-        cards, containers, problems = _read_samples(text)
+        samples = _read_samples(text)
     except (ValueError, IndexError, KeyError) as error:
         # The parser raises IndexError for some malformed lines, and KeyError means that a label is missing.
         return UnknownUse(f"the metrics of the agent cannot be read: {str(error)[:100] or type(error).__name__}")
-    problem = next((text for known, text in EXPLANATIONS.items() if known.value in problems), None)
-    if not cards and not containers:
+    problem = next((text for known, text in EXPLANATIONS.items() if known.value in samples.problems), None)
+    if not samples.cards and not samples.containers and not samples.claims:
         return UnknownUse(problem) if problem else NO_MEASUREMENTS
+    by_card = sorted(samples.containers.items(), key=lambda row: (row[0][2:], row[0]))
+    claims = sorted(samples.claims.items(), key=lambda row: (row[0][1:], row[0]))
     return NodeUse(
-        tuple(CardInUse(*key, Used(_core(row.get(_CARD_SM)), _memory(row.get(_CARD_MEMORY)))) for key, row in cards),
-        tuple(_container(key, row) for key, row in containers),
+        tuple(CardInUse(*key, _used(row, _CARD_SM, _CARD_MEMORY)) for key, row in sorted(samples.cards.items())),
+        tuple(_container(key, row) for key, row in by_card),
         problem,
+        tuple(ClaimUse(*key, _used(row, _CLAIM_SM, _CLAIM_MEMORY)) for key, row in claims),
     )
 
 
-_Samples = Mapping[str, float]
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """The values of each card, and of each container and claim on a card, by the names of the metrics.
 
-
-def _read_samples(
-    lines: str,
-) -> tuple[list[tuple[_CardKey, _Samples]], list[tuple[_ContainerKey, _Samples]], set[str]]:
-    """Return the values of each card and of each container on a card by the names of the metrics, sorted.
-
-    The last set has the problems that the agent reports.
-
-    Raises ValueError, IndexError or KeyError if a line is malformed.
+    Attributes:
+        problems: the problems that the agent reports.
     """
-    cards: dict[_CardKey, dict[str, float]] = {}
-    containers: dict[_ContainerKey, dict[str, float]] = {}
-    problems = set()
+
+    cards: dict[_CardKey, dict[str, float]] = field(default_factory=dict)
+    containers: dict[_ContainerKey, dict[str, float]] = field(default_factory=dict)
+    claims: dict[_ClaimKey, dict[str, float]] = field(default_factory=dict)
+    problems: set[str] = field(default_factory=set)
+
+
+def _read_samples(lines: str) -> _Samples:
+    """Return the values in the lines. Raises ValueError, IndexError or KeyError if a line is malformed."""
+    found = _Samples()
     for metric in text_string_to_metric_families(lines):
         for sample in metric.samples:
             labels = sample.labels
             if sample.name in _OF_CARDS:
-                cards.setdefault(_card_key(labels), {})[sample.name] = sample.value
+                found.cards.setdefault(_card_key(labels), {})[sample.name] = sample.value
             elif sample.name in _OF_CONTAINERS:
                 pod = f"{labels['namespace']}/{labels['pod']}"
                 key = (pod, labels["container"], *_card_key(labels))
-                containers.setdefault(key, {})[sample.name] = sample.value
+                found.containers.setdefault(key, {})[sample.name] = sample.value
+            elif sample.name in _OF_CLAIMS:
+                claim = claim_name(f"{labels['namespace']}/{labels['claim']}")
+                found.claims.setdefault((claim, *_card_key(labels)), {})[sample.name] = sample.value
             elif sample.name == _PROBLEM and sample.value:
-                problems.add(labels["reason"])
-    return sorted(cards.items()), sorted(containers.items(), key=lambda row: (row[0][2:], row[0])), problems
+                found.problems.add(labels["reason"])
+    return found
 
 
 def _card_key(labels: Mapping[str, str]) -> _CardKey:
@@ -191,9 +221,12 @@ def _card_key(labels: Mapping[str, str]) -> _CardKey:
     return int(labels["index"]), labels["uuid"]
 
 
-def _container(key: _ContainerKey, row: _Samples) -> ContainerUse:
-    used = Used(_core(row.get(_CONTAINER_SM)), _memory(row.get(_CONTAINER_MEMORY)))
-    return ContainerUse(*key, used, _memory(row.get(_CONTAINER_LIMIT)))
+def _container(key: _ContainerKey, row: Mapping[str, float]) -> ContainerUse:
+    return ContainerUse(*key, _used(row, _CONTAINER_SM, _CONTAINER_MEMORY), _memory(row.get(_CONTAINER_LIMIT)))
+
+
+def _used(row: Mapping[str, float], sm: str, memory: str) -> Used:
+    return Used(_core(row.get(sm)), _memory(row.get(memory)))
 
 
 def _core(ratio: float | None) -> int | None:
@@ -212,6 +245,9 @@ def use_of_cards(node: NodeView, use: NodeUse) -> UseOfCards:
     for row in use.containers:
         key = index_of.get(row.uuid, row.index), row.pod
         pods[key] = add(pods.get(key, NOT_MEASURED), row.used)
+    for one in use.claims:
+        key = index_of.get(one.uuid, one.index), one.claim
+        pods[key] = add(pods.get(key, NOT_MEASURED), one.used)
     return UseOfCards(cards, pods)
 
 

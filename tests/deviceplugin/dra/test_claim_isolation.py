@@ -163,6 +163,7 @@ def test_use_of_a_container_is_compared_with_what_it_sees_of_its_claims(folder: 
     found = ClaimLimits(node.claims, node.users, node.gpus).uses()
     rows = [(use.container, use.card.index, use.limit, use.whole) for use in found]
     assert rows == [("c", 0, GIB, False), ("d", 0, GIB, False), ("d", 1, 80 * GIB, True)]
+    assert {use.claims for use in found} == {("a",)}
     assert {(use.uid, use.namespace, use.pod) for use in found} == {("uid-p", "default", "p")}
 
 

@@ -9,6 +9,7 @@ from deviceplugin.isolation.backend import Measured
 from deviceplugin.pods.capacity_check import holding
 from deviceplugin.pods.gpu_pod import MIRROR, GpuPod, LimitedPod
 from deviceplugin.usage.cgroup_names import CgroupName
+from deviceplugin.usage.claim_use import ClaimUse, claim_uses
 from deviceplugin.usage.container_use import ContainerUse, NodeShares, Usage, combine
 from deviceplugin.usage.nvml_usage import CardReading, ProcessUse
 from deviceplugin.usage.process_owners import Owner, Owners, Unowned
@@ -213,6 +214,20 @@ def test_pods_of_mtgpupods_appear_with_what_a_back_end_measures() -> None:
     of_m = [Measured(("uid-m", "c"), uuid, memory=GIB) for uuid in (ZERO, ONE)]
     blind = combine(shares(limited=[pod]), [], Owners({}, UsageProblem.NO_HOST_PIDS), {}, of_m)
     assert blind.containers == (ContainerUse("uid-m", "ns", "m", "c", GPUS[0], GIB, None, 4 * GIB),)
+
+
+def test_claims_have_the_use_of_the_containers_that_see_their_cards() -> None:
+    seen = ContainerUse("uid-p", "ns", "p", "c", GPUS[0], limit=GIB, claims=("a",))
+    found = combined(replace(shares(), by_claims=[seen]), [reading((1, GIB, 0.25), (2, GIB, 0.5))], owned(p=[1, 2]))
+    assert claim_uses(found.containers) == (ClaimUse("ns", "a", GPUS[0], 2 * GIB, 0.75),)
+
+
+def test_use_of_a_container_that_also_has_a_share_of_the_card_itself_is_not_that_of_its_claim() -> None:
+    pod = runs("p")
+    seen = ContainerUse("uid-p", pod.pod.namespace, "p", "c", GPUS[0], limit=GIB, claims=("a",))
+    found = combined(replace(shares(pod), by_claims=[seen]), [reading((1, GIB, 0.2))], owned(p=[1]))
+    assert claim_uses(found.containers) == (ClaimUse(pod.pod.namespace, "a", GPUS[0]),)
+    assert (rows(found), found.containers[0].limit) == ([("p", 0, GIB, 0.2)], 2 * GIB)
 
 
 def test_rows_are_in_a_total_order() -> None:

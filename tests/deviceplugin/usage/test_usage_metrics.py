@@ -1,5 +1,6 @@
 """Use is served with bounded numbers of series, and what is not known is not served."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,17 @@ def test_cards_and_containers_are_served_with_their_labels() -> None:
         ("mgpu_container_memory_limit_bytes", frozenset(of("p").items())): 4 * GIB,
         ("mgpu_container_sm_utilization_ratio", frozenset(of("p").items())): 0.5,
         ("mgpu_usage_series_left_out", frozenset()): 0,
+    }
+
+
+def test_claims_are_served_with_their_labels_and_are_limited() -> None:
+    usage = Usage((), tuple(replace(container(name), claims=(f"of-{name}",)) for name in ("p", "q")))
+    labels = {"node": "n1", "namespace": "ns", "claim": "of-p", "uuid": GPUS[0].uuid, "index": "0"}
+    found = {key: value for key, value in served(usage, 1).items() if not key[0].startswith("mgpu_container_")}
+    assert found == {
+        ("mgpu_claim_memory_used_bytes", frozenset(labels.items())): GIB,
+        ("mgpu_claim_sm_utilization_ratio", frozenset(labels.items())): 0.5,
+        ("mgpu_usage_series_left_out", frozenset()): 2,
     }
 
 

@@ -14,6 +14,7 @@ from mgpu.presentation.measured_use import (
     NO_MEASUREMENTS,
     NOT_MEASURED,
     CardInUse,
+    ClaimUse,
     ContainerUse,
     NodeUse,
     UnknownUse,
@@ -37,6 +38,15 @@ def test_a_page_of_an_agent_is_read() -> None:
             ContainerUse("a/p", "c", 1, "GPU-n1-1", Used(254, 3 * GIB), 8 * GIB),
         ),
     )
+
+
+def test_use_of_claims_is_read_and_found_by_the_name_that_stands_for_the_claim() -> None:
+    labels = 'namespace="team",claim="train",uuid="GPU-3",index="3"'
+    text = f"mgpu_claim_memory_used_bytes{{{labels}}} 20\nmgpu_claim_sm_utilization_ratio{{{labels}}} 0.25\n"
+    use = read_use(text.encode())
+    assert use == NodeUse(claims=(ClaimUse("claim team/train", 3, "GPU-3", Used(250, 20)),))
+    node = NodeView("n1", (CardView(CardState(Card(3, "GPU-3", "A100", GIB))),))
+    assert use_of_cards(node, use).of_pod(3, "claim team/train") == Used(250, 20)
 
 
 @pytest.mark.parametrize("text", [b"", page(), b"# HELP mgpu_agent_ready x\nmgpu_agent_ready 1\n"])
