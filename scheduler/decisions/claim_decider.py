@@ -7,8 +7,9 @@ its choice of cards counts only where mgpu cannot judge a selector. `mig_decisio
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from mgpu import dialects
 from mgpu.kube import Api, ApiError, Unreachable
@@ -41,6 +42,7 @@ from scheduler.decisions.mig_decisions import InstanceDecider
 from scheduler.engine import FULL
 from scheduler.engine.card_constraints import same_card_group_rejection, still_fits
 from scheduler.engine.claim_placement import place_claim, qualified_attributes
+from scheduler.engine.effort import Budget
 from scheduler.engine.mig_placement import fit_together
 from scheduler.engine.node_assessment import Foresight, choose_policy
 
@@ -49,6 +51,8 @@ _ATTEMPTS = 50
 
 _SAMPLE_SECONDS = 10.0
 """How long the models of the cluster's cards are remembered, for the question whether a DeviceClass is for cards."""
+
+Found = TypeVar("Found", bound=Placement | Rejection | None)
 
 Excluded = Mapping[str, Mapping[int, str]]
 """By request of a claim, the cards that its selectors exclude, each with the reason."""
@@ -72,6 +76,7 @@ class ClaimDecider:
         budgets: EffortBudgets | None = None,
         selectors: Selectors | None = None,
         flights: PodsInFlight | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
         self._api = api
@@ -80,6 +85,7 @@ class ClaimDecider:
         self._selectors = selectors or Selectors()
         self._instances = InstanceDecider(state, self._selectors)
         self._flights = flights or PodsInFlight()
+        self._clock = clock
         self._samples: tuple[float, list[Card]] = (0.0, [])
 
     def decide(self, claim: Claim, *, reserve: bool = True, gone: CallerGone = never) -> Reservation | Rejection | None:
@@ -178,7 +184,9 @@ class ClaimDecider:
             return _final(RejectionKind.MALFORMED, f"the claim requests more than {MAX_RESULTS} devices")
         instances: Placement | Rejection = Placement(())
         if request.others:
-            instances = self._instances.place(claim, request, snapshot)
+            instances = self._search_instances(
+                claim, request, lambda budget: self._instances.place(claim, request, snapshot, budget), gone
+            )
         if isinstance(instances, Rejection) or not request.containers:
             return instances
         cards = self._search(claim, request, snapshot, self.exclusions(claim, request, snapshot.cards), gone)
@@ -198,8 +206,21 @@ class ClaimDecider:
         found = self.place(claim, request, snapshot) if request.containers else None
         if isinstance(found, Placement):
             found = repeats_rejection(found)
-        if found is None:
-            return self._instances.assess(claim, of_instances, snapshot) if of_instances else None
+        if found is not None or not of_instances:
+            return found
+        return self._search_instances(
+            claim, request, lambda budget: self._instances.assess(claim, of_instances, snapshot, budget)
+        )
+
+    def _search_instances(
+        self, claim: Claim, request: GpuRequest, search: Callable[[Budget], Found], gone: CallerGone = never
+    ) -> Found:
+        """Return the result of a search for MIG instances, whose effort is limited like that of a search for cards."""
+        with self._budgets.call(claim.namespace, request, gone, charge_single=True) as call:
+            limits = call.require_limits()
+            found = search(Budget(call.effort, limits.search))
+        if isinstance(found, Rejection) and not found.proven and limits is not FULL:
+            raise EffortExceeded(str(found))
         return found
 
     def is_for_instances(self, request: DeviceRequest) -> bool:
@@ -224,14 +245,14 @@ class ClaimDecider:
         The cards of all nodes are read only from time to time, because the filter calls this for each pod.
         """
         read, samples = self._samples
-        if samples and time.monotonic() - read < _SAMPLE_SECONDS:
+        if samples and self._clock() - read < _SAMPLE_SECONDS:
             return samples
         found: dict[tuple[str, int], Card] = {}
         for name in self._state.nodes_for_claims():
             for card in self._state.gpus(name):
                 found.setdefault((card.model, card.memory), card)
         samples = [replace(card, index=i) for i, card in enumerate(found.values())]
-        self._samples = time.monotonic(), samples
+        self._samples = self._clock(), samples
         return samples
 
     def exclusions(self, claim: Claim, request: GpuRequest, cards: Sequence[CardState]) -> Excluded:
@@ -300,9 +321,10 @@ class ClaimDecider:
 
     def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
         """Return whether the claim may still get the cards of its reservation (`Decider._holds`)."""
-        group_cards = self._state.group_cards(reserved.request, reserved.uid)
-        if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
-            return False
+        if reserved.request.containers:  # Groups have no effect on MIG instances.
+            group_cards = self._state.group_cards(reserved.request, reserved.uid)
+            if same_card_group_rejection(reserved.request, snapshot.cards, group_cards):
+                return False
         return fits(reserved.request, shares_of(reserved.request, reserved.placement), snapshot)
 
     def _is_written(self, reserved: Reservation) -> bool:

@@ -6,19 +6,24 @@ that its selectors and constraints allow (`scheduler.engine.mig_placement`). For
 `assess` finds out whether it would get any that its selectors allow.
 """
 
+import time
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mgpu.model.gpu_requests import CardRefusal, GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.mig_attributes import mig_attributes
 from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
 from mgpu.model.node_slices import LABEL
-from mgpu.model.resource_claims import DRIVER, Claim, DeviceRequest, Result
+from mgpu.model.resource_claims import DRIVER, MAX_RESULTS, Claim, DeviceRequest, Result
 from mgpu.model.slice_names import MIG_CLAIMS
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
+from scheduler.engine.effort import Budget
 from scheduler.engine.mig_placement import InstanceRule, WantedInstance, place_instances
+
+_SAMPLE_SECONDS = 10.0
+"""How long the instances that the cluster offers are remembered, for the question whether a class is for instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,11 @@ class _Wish:
     request: str
     chosen: MigDevice | None = None
 
+    @property
+    def kind(self) -> tuple[str, str | None]:
+        """What is equal for results that may get the same instances: the request and the profile."""
+        return self.request, None if self.chosen is None else self.chosen.instance.profile
+
 
 class InstanceDecider:
     """Decides the MIG instances of claims. Thread-safe."""
@@ -40,26 +50,46 @@ class InstanceDecider:
     def __init__(self, state: ClusterCache, selectors: Selectors) -> None:
         self._state = state
         self._selectors = selectors
+        self._samples: tuple[float, list[MigOffer]] = (0.0, [])
 
     def is_for_instances(self, request: DeviceRequest) -> bool:
         """Return whether the request's DeviceClass selects MIG instances, of which the cluster has some."""
         expressions = self._state.claims.class_selectors(request.device_class)
         if not expressions or request.admin:
             return False
-        cards = (card for name in self._state.nodes_for_instances() for card in self._state.gpus(name))
-        offers = next((offers for card in cards if (offers := offers_of(card))), ())
+        offers = self._sample_offers()
         excluded = self._selectors.excluded_instances(expressions, offers)
         return not isinstance(excluded, Unsupported) and len(excluded) < len(offers)
 
-    def place(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Placement | Rejection:
+    def _sample_offers(self) -> list[MigOffer]:
+        """Return the instances of a card of each model and size, since the selectors of a DeviceClass may name those.
+
+        The cards of all nodes are read only from time to time, because the filter calls this for each pod.
+        """
+        read, samples = self._samples
+        if samples and time.monotonic() - read < _SAMPLE_SECONDS:
+            return samples
+        cards = {
+            (card.model, card.memory): card
+            for name in self._state.nodes_for_instances()
+            for card in self._state.gpus(name)
+        }
+        samples = [offer for i, card in enumerate(cards.values()) for offer in offers_of(replace(card, index=i))]
+        self._samples = time.monotonic(), samples
+        return samples
+
+    def place(
+        self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot, budget: Budget | None = None
+    ) -> Placement | Rejection:
         """Return the instances of the results of an allocated claim, in `Placement.others`, or why it gets none.
 
         Args:
             request: The result of `gpu_request` for the claim.
+            budget: The effort that the search may take (`place_instances`).
         """
         results = [result for result in claim.results if result.mig_device is not None and not result.admin]
         wishes = [_Wish(result.request, result.mig_device) for result in results]
-        devices = self._devices(claim, wishes, snapshot)
+        devices = self._devices(claim, wishes, snapshot, budget)
         if isinstance(devices, Rejection):
             return devices
         rows = []
@@ -69,15 +99,20 @@ class InstanceDecider:
             rows.append((one.type, one.container, tuple(sorted(own))))
         return Placement((), others=tuple(rows))
 
-    def assess(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> Rejection | None:
+    def assess(
+        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
+    ) -> Rejection | None:
         """Return why the node has no instances for these requests of a claim without an allocation, or None."""
         requests = [request for request in claim.requests if request.name in names]
         wishes = [_Wish(request.name) for request in requests for _ in range(max(1, request.count))]
-        found = self._devices(claim, wishes, snapshot)
+        if len(wishes) > MAX_RESULTS:
+            text = f"the claim requests more than {MAX_RESULTS} devices"
+            return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
+        found = self._devices(claim, wishes, snapshot, budget)
         return found if isinstance(found, Rejection) else None
 
     def _devices(
-        self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot
+        self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot, budget: Budget | None
     ) -> tuple[MigDevice, ...] | Rejection:
         if not snapshot.mig_cards:
             text = f"the node has no cards whose MIG instances claims can get (label {LABEL}={MIG_CLAIMS})"
@@ -85,9 +120,8 @@ class InstanceDecider:
         rules = _rules(claim, wishes, snapshot.mig_cards)
         if isinstance(rules, Rejection):
             return rules
-        patience = Patience()
-        wanted = [WantedInstance(w.request, self._allowed(claim, w, snapshot.mig_cards, patience)) for w in wishes]
-        found = place_instances(snapshot.mig_cards, wanted, rules)
+        wanted = [*self._wanted(claim, wishes, snapshot.mig_cards)]
+        found = place_instances(snapshot.mig_cards, wanted, rules, budget)
         if found.devices is not None:
             return found.devices
         if not found.proven:
@@ -95,38 +129,46 @@ class InstanceDecider:
             return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
         return _rejection(claim, wishes, wanted, snapshot.mig_cards)
 
-    def _allowed(
-        self, claim: Claim, wish: _Wish, cards: Sequence[MigCardState], patience: Patience
-    ) -> frozenset[MigDevice]:
-        """Return the instances that a result may get: kube-scheduler's own choice, and those like it.
+    def _wanted(self, claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]) -> Iterator[WantedInstance]:
+        """Yield the instances that each result may get: kube-scheduler's own choice, and those like it.
 
-        kube-scheduler has evaluated the selectors for its choice. If mgpu cannot evaluate a selector, or does not know
-        the class yet, no other instance is allowed.
+        kube-scheduler has evaluated the selectors for its choice. The annotations of the claim limit its cards, too,
+        which kube-scheduler does not know.
         """
-        own = frozenset() if wish.chosen is None else frozenset((wish.chosen,))
+        constraints = claim.card_constraints
+        usable = (state.card for state in cards if constraints.reason_against(state.card) is None)
+        offers = [offer for card in usable for offer in offers_of(card)]
+        patience = Patience()
+        found: dict[tuple[str, str | None], frozenset[MigDevice]] = {}
+        for wish in wishes:
+            if wish.kind not in found:
+                found[wish.kind] = self._selected(claim, wish, offers, patience)
+            own = (offer.device for offer in offers if offer.device == wish.chosen)
+            yield WantedInstance(wish.request, found[wish.kind].union(own))
+
+    def _selected(
+        self, claim: Claim, wish: _Wish, offers: Sequence[MigOffer], patience: Patience
+    ) -> frozenset[MigDevice]:
+        """Return the instances like a result that its selectors allow.
+
+        There are none if mgpu cannot evaluate a selector, or does not know the class yet.
+        """
         request = claim.request(wish.request)
         of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
         if request is None or of_class is None:
-            return own
-        constraints = claim.card_constraints
-        offers = [
-            offer
-            for state in cards
-            if constraints.reason_against(state.card) is None
-            for offer in offers_of(state.card)
-            if _is_like(offer, wish)
-        ]
-        excluded = self._selectors.excluded_instances((*of_class, *request.selectors), offers, patience)
+            return frozenset()
+        like = [offer for offer in offers if _is_like(offer, wish, request)]
+        excluded = self._selectors.excluded_instances((*of_class, *request.selectors), like, patience)
         if isinstance(excluded, Unsupported):
-            return own
-        found = frozenset(offer.device for offer in offers if offer.device not in excluded)
-        # The annotations of the claim limit its cards, which kube-scheduler does not know.
-        kept = frozenset(one for one in own if any(offer.device == one for offer in offers))
-        return found | kept
+            return frozenset()
+        return frozenset(offer.device for offer in like if offer.device not in excluded)
 
 
-def _is_like(offer: MigOffer, wish: _Wish) -> bool:
-    return wish.chosen is None or offer.instance.profile == wish.chosen.instance.profile
+def _is_like(offer: MigOffer, wish: _Wish, request: DeviceRequest) -> bool:
+    """Return whether an instance has the chosen profile, and the amounts that the request states."""
+    if wish.chosen is not None and offer.instance.profile != wish.chosen.instance.profile:
+        return False
+    return offer.core >= (request.core or 0) and offer.memory >= (request.memory or 0)
 
 
 def _rules(

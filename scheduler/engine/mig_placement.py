@@ -12,7 +12,7 @@ result is therefore the best one, and does not depend on the order of the cards 
 
 A claim with several instances gets them one after the other, those with the most memory first, each at its best place.
 If a later one has no place then, earlier ones get their next best places, until all combinations were tried. Equal sets
-of instances are examined once, so the search ends soon even if nothing fits; a limit ends it otherwise.
+of instances are examined once, so the search ends soon even if nothing fits; the caller's budget ends it otherwise.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 
 from mgpu.model.mig import Instance
 from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
+from scheduler.engine.effort import Budget, Exhausted, full_budget
 
-_MOST_STEPS = 20_000
-"""The most sets of instances that are examined for one claim."""
+_STEPS_PER_CARD = 30
+"""The steps of a budget for each set of instances and each card. A set on eight empty cards takes 60 µs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +91,19 @@ class _Search:
     rules: Sequence[InstanceRule]
     order: Sequence[int]
     kinds: Sequence[int]
+    budget: Budget
     failed: set[Hashable] = field(default_factory=set)
-    steps: int = 0
-
-    @property
-    def is_exhausted(self) -> bool:
-        return self.steps >= _MOST_STEPS
 
     def solve(
         self, depth: int, states: Mapping[int, MigCardState], chosen: Mapping[int, MigDevice]
     ) -> Mapping[int, MigDevice] | None:
-        """Return the instances of all results by position, or None."""
+        """Return the instances of all results by position, or None. Raises Exhausted."""
         if depth == len(self.order):
             return chosen
         key = (depth, frozenset((self.kinds[at], device) for at, device in chosen.items()))
-        if key in self.failed or self.is_exhausted:
+        if key in self.failed:
             return None
-        self.steps += 1
+        self.budget.take(_STEPS_PER_CARD * len(states))
         position = self.order[depth]
         for device in _best_first(states, self.wanted[position].allowed):
             if not all(rule.allows(chosen, position, device) for rule in self.rules):
@@ -120,22 +117,29 @@ class _Search:
 
 
 def place_instances(
-    cards: Sequence[MigCardState], wanted: Sequence[WantedInstance], rules: Sequence[InstanceRule] = ()
+    cards: Sequence[MigCardState],
+    wanted: Sequence[WantedInstance],
+    rules: Sequence[InstanceRule] = (),
+    budget: Budget | None = None,
 ) -> InstancePlacement:
     """Return an instance for each result, or that there is no combination.
 
     Args:
         cards: The cards of the node without what the claim itself holds, in any order.
+        budget: The effort that the search may take; by default that of one full search.
     """
     states = {state.card.index: state for state in cards}
     sizes = {offer.device: offer.profile.size for state in cards for offer in offers_of(state.card)}
     smallest = [min((sizes.get(device, 0) for device in one.allowed), default=0) for one in wanted]
     order = sorted(range(len(wanted)), key=lambda at: (-smallest[at], len(wanted[at].allowed), at))
     kinds = [(one.allowed, tuple(at in rule.concerned for rule in rules)) for at, one in enumerate(wanted)]
-    search = _Search(wanted, rules, order, [kinds.index(kind) for kind in kinds])
-    found = search.solve(0, states, {})
+    search = _Search(wanted, rules, order, [kinds.index(kind) for kind in kinds], budget or full_budget())
+    try:
+        found = search.solve(0, states, {})
+    except Exhausted:
+        return InstancePlacement(None, proven=False)
     if found is None:
-        return InstancePlacement(None, proven=not search.is_exhausted)
+        return InstancePlacement(None)
     return InstancePlacement(tuple(found[position] for position in range(len(wanted))))
 
 

@@ -1,12 +1,18 @@
 """The admission of claims for MIG instances: kube-scheduler's instances are replaced by the best ones that are free."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
+from mgpu.kube import Api
+from mgpu.model.device_object import write_device
 from mgpu.model.node_slices import LABEL
-from mgpu.model.resource_claims import SLICES
+from mgpu.model.pods import Node
+from mgpu.model.resource_claims import SLICES, DeviceRequest
 from mgpu.model.resource_slices import WAKE, slice_name
+from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.effort_budgets import ALLOWANCE, EffortBudgets
 from tests import builders as b
 from tests.scheduler.claim_objects import (
     allocate,
@@ -21,7 +27,7 @@ from tests.scheduler.claim_objects import (
     waiting_pod,
 )
 from tests.scheduler.cluster.objects import record
-from tests.scheduler.fake import Replica, admitted, admitted_claims, cluster
+from tests.scheduler.fake import SETTINGS, FakeApi, Replica, admitted, admitted_claims, cluster
 
 Raw = dict[str, Any]
 OF_MIG = 'device.driver == "gpu.mgpu.io" && device.attributes["gpu.mgpu.io"].?type.orValue("") == "mig"'
@@ -204,3 +210,68 @@ def woken(replica: Replica) -> str | None:
         if WAKE in (meta.get("annotations") or {}):
             return node
     return None
+
+
+def h100_node(api: FakeApi, name: str) -> None:
+    """Add a node whose cards are of another model than those of `replica`."""
+    card = replace(b.card(0, node=name), model="NVIDIA H100 80GB HBM3")
+    api.put("nodes", labelled(name))
+    api.put("devices", write_device(Node(name), "", (card,)))
+
+
+def test_class_for_one_model_is_for_instances_beside_cards_of_other_models(replica: Replica) -> None:
+    h100_node(replica.api, "n3")
+    of_h100 = f'{OF_MIG} && device.attributes["gpu.mgpu.io"].model == "NVIDIA H100 80GB HBM3"'
+    replica.api.put("deviceclasses", device_class("h100", of_h100))
+    replica.deliver()
+    assert replica.claim_decider.is_for_instances(DeviceRequest("gpu", "h100"))
+    assert not replica.claim_decider.is_ours(DeviceRequest("gpu", "h100"))
+
+
+def large(count: int = 1) -> Raw:
+    """A request for instances of any profile with at least 30 GiB."""
+    exactly = {"deviceClassName": "mgpu-mig", "count": count, "capacity": {"requests": {"memory": "30Gi"}}}
+    return {"name": "gpu", "exactly": exactly}
+
+
+def assessed(replica: Replica, name: str) -> str | None:
+    found = replica.state.claims.named("default", name)
+    assert found is not None
+    rejection = replica.claim_decider.assess(found, {"gpu"}, replica.state.node_snapshot("n1", found.uid))
+    return None if rejection is None else str(rejection)
+
+
+def test_amounts_of_a_request_without_a_profile_count_before_its_allocation(replica: Replica) -> None:
+    given(replica, "a", large(4))
+    given(replica, "b", large(5))
+    assert assessed(replica, "a") is None
+    assert assessed(replica, "b") is not None
+
+
+def test_claim_for_more_devices_than_an_allocation_can_have_is_rejected_without_a_search(replica: Replica) -> None:
+    given(replica, "a", mig(count=1000))
+    assert assessed(replica, "a") == "the claim requests more than 32 devices"
+
+
+def test_annotation_limits_the_cards_even_if_a_selector_cannot_be_evaluated(replica: Replica) -> None:
+    wanted = mig()
+    wanted["exactly"]["selectors"].append({"cel": {"expression": "cel.unknownFunction(device)"}})
+    given(replica, "a", wanted, annotations={"mgpu.io/card-uuids": "GPU-n1-1"})
+    denial(replica.api, "a", result("card-0-mig-2g-20gb-0"))
+    assert devices(allocate(replica.api, "a", result("card-1-mig-2g-20gb-0"))) == ["card-1-mig-2g-20gb-0"]
+
+
+def test_long_search_for_instances_is_charged_to_the_namespace(replica: Replica) -> None:
+    wanted = [mig(f"r{i}", "1g.10gb") for i in range(16)]  # Two cards have 14 of these.
+    for i, one in enumerate(wanted):
+        # Different sets of allowed instances, so that the results are not interchangeable.
+        expression = f'device.attributes["gpu.mgpu.io"].start != {i % 7}'
+        one["exactly"]["selectors"].append({"cel": {"expression": expression}})
+    given(replica, "a", *wanted)
+    budgets = EffortBudgets()
+    decider = ClaimDecider(replica.state, cast(Api, replica.api), SETTINGS, budgets)
+    found = replica.state.claims.named("default", "a")
+    assert found is not None
+    snapshot = replica.state.node_snapshot("n1", found.uid)
+    assert decider.assess(found, {f"r{i}" for i in range(16)}, snapshot) is not None
+    assert budgets.remaining("default") < ALLOWANCE

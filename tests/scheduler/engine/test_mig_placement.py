@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mgpu.model.cards import Card
 from mgpu.model.mig import Instance, invalid_reason, layout_of, possible_instances
 from mgpu.model.mig_devices import MigCardState, MigDevice, offers_of
+from scheduler.engine.effort import Budget, Effort
 from scheduler.engine.mig_placement import InstanceRule, WantedInstance, fit_together, place_instances
 from tests.examples import examples
 
@@ -166,3 +167,9 @@ def test_sequence_of_claims_on_one_card_never_overlaps(data: st.DataObject) -> N
         if found is not None:
             held.append(found[0].instance)
         assert invalid_reason(layout, held) is None
+
+
+def test_search_ends_with_its_budget() -> None:
+    cards = [state(index) for index in range(8)]
+    found = place_instances(cards, wanted(cards, "2g.20gb", "2g.20gb"), budget=Budget(Effort(), 300))
+    assert (found.devices, found.proven) == (None, False)
