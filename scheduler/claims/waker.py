@@ -7,12 +7,15 @@ either change, so a pod that it has rejected in between waits for up to five min
 an annotation of the slice of a node on which such a pod fits.
 
 A pod may wait for a reason that mgpu does not know, such as cpu. So the pauses between two attempts for the same pod
-grow, and one annotation serves all pods that wait. Users choose how long their claims take to examine, so the time for
-each pod and each round is limited, and namespaces take turns.
+grow. One annotation makes kube-scheduler retry all pods that wait, so pods with equal pauses are examined at the same
+time, and share it. Users choose how long their claims take to examine, so the time for each pod and each round is
+limited, and namespaces take turns. A pod for which the time does not suffice is examined on further nodes in the next
+rounds.
 """
 
 import logging
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -36,13 +39,12 @@ ROUND_SECONDS = 1.0
 """The interval between two rounds, each of which writes at most one annotation."""
 PAUSE_SECONDS = 1.0
 """The pause before a pod is examined again."""
-MAX_PAUSE = 60.0
+_DOUBLINGS = 6
+MAX_PAUSE = PAUSE_SECONDS * 2**_DOUBLINGS
 _QUICK_WAKES = 5
 """The number of attempts for a pod after which the pause doubles with each further one."""
 _MOST_PODS = 50
 """The most pods that one round examines."""
-_MOST_NODES = 200
-"""The most nodes that one round examines for one pod."""
 _ROUND_WORK = 0.3
 """The seconds of CPU time after which a round examines no more pods. Other threads need the time, too."""
 _POD_WORK = 0.1
@@ -55,13 +57,17 @@ class _Attempts:
 
     Attributes:
         due: When the pod is examined again.
-        wakes: How often it was woken.
+        wakes: How often it was woken because it fits.
         rejected_at: The version of the cluster at which it was found that the pod fits on no node; -1 if it was not.
+        last_node: The last node that was examined, if further ones are to be examined; "" otherwise.
+        version: The version of the cluster when the first node was examined.
     """
 
     due: float
     wakes: int = 0
     rejected_at: int = -1
+    last_node: str = ""
+    version: int = -1
 
 
 class ClaimWaker:
@@ -109,16 +115,17 @@ class ClaimWaker:
         except RetryLater:
             return
         end = self._cpu_clock() + _ROUND_WORK
+        has_announced = False
         for pod in _in_turns(due)[:_MOST_PODS]:
             if self._cpu_clock() > end:
                 return
-            node = self._fitting_node(pod)
-            if node is not None:
-                if self._announce(node):
-                    self._note_wake(due)
+            node = self._fitting_node(pod, version)
+            if node is None:
+                continue
+            if not has_announced and not self._announce(node):
                 return
-            attempts = self._attempts[pod.uid]
-            self._attempts[pod.uid] = replace(attempts, due=now + PAUSE_SECONDS, rejected_at=version)
+            has_announced = True
+            self._note_wake(pod)
 
     def _is_due(self, pod: WaitingPod, version: int) -> bool:
         attempts = self._attempts[pod.uid]
@@ -126,26 +133,39 @@ class ClaimWaker:
         # Claims, classes and slices do not change the version, so a pod is examined again after some time anyway.
         return overdue >= 0 and (attempts.rejected_at != version or overdue >= MAX_PAUSE)
 
-    def _note_wake(self, pods: Sequence[WaitingPod]) -> None:
-        """Note that an annotation made kube-scheduler retry all of these pods."""
-        for pod in pods:
-            wakes = self._attempts[pod.uid].wakes + 1
-            pause = min(MAX_PAUSE, PAUSE_SECONDS * 2 ** max(0, wakes - _QUICK_WAKES))
-            self._attempts[pod.uid] = _Attempts(self._clock() + pause, wakes)
+    def _note_wake(self, pod: WaitingPod) -> None:
+        """Note that an annotation made kube-scheduler retry this pod, which fits.
 
-    def _fitting_node(self, pod: WaitingPod) -> str | None:
-        """Return a node on which all claims of the pod fit that are not allocated yet, or None."""
+        Its pause ends at a multiple of the pause, so all pods with equal pauses are due at the same time.
+        """
+        wakes = self._attempts[pod.uid].wakes + 1
+        doublings = min(max(0, wakes - _QUICK_WAKES), _DOUBLINGS)
+        pause = PAUSE_SECONDS * 2**doublings
+        self._attempts[pod.uid] = _Attempts((self._clock() // pause + 1) * pause, wakes)
+
+    def _fitting_node(self, pod: WaitingPod, version: int) -> str | None:
+        """Return a node on which all claims of the pod fit that are not allocated yet, or None, and note that.
+
+        Args:
+            version: The present version of the cluster.
+        """
+        now = self._clock()
+        attempts = self._attempts[pod.uid]
+        if not attempts.last_node:
+            attempts = replace(attempts, version=version)
         claims = [claim for name in pod.claims if (claim := self._state.claims.named(pod.namespace, name)) is not None]
         open_claims = [claim for claim in claims if not claim.allocated]
-        if not open_claims:
-            return None
         nodes = [node for node in self._state.nodes_for_claims() if node not in self._without_slice]
         end = self._cpu_clock() + _POD_WORK
-        for node in nodes[:_MOST_NODES]:
-            if self._cpu_clock() > end:
-                return None
+        for node in nodes[bisect_right(nodes, attempts.last_node) :] if open_claims else ():
             if all(self._fits(claim, node) for claim in open_claims):
                 return node
+            if self._cpu_clock() > end:
+                self._attempts[pod.uid] = replace(attempts, due=now, rejected_at=-1, last_node=node)
+                return None
+        # Nodes that have changed since they were examined are examined again, because the version differs then.
+        rejected = replace(attempts, due=now + PAUSE_SECONDS, rejected_at=attempts.version, last_node="")
+        self._attempts[pod.uid] = rejected
         return None
 
     def _fits(self, claim: Claim, node: str) -> bool:

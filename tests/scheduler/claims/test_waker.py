@@ -1,5 +1,6 @@
 """Pods with claims that fit, and that kube-scheduler does not retry, are woken by an annotation of a ResourceSlice."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -80,6 +81,39 @@ def test_pauses_grow_and_are_at_most_a_minute(replica: Replica) -> None:
     assert wakes(replica, 60) < 12
     assert wakes(replica, 60) <= 2
     assert wakes(replica, 120) == 2
+
+
+def test_pauses_of_a_pod_that_waits_for_days_end(replica: Replica) -> None:
+    submit(replica.api, claim())
+    wait(replica, waiting_pod("p", "c"))
+    for _ in range(1100):
+        replica.clock.now += 64
+        replica.claim_waker.work()
+    assert wakes(replica, 64) == 1
+
+
+def test_pods_that_wait_for_something_else_share_their_wakes(replica: Replica) -> None:
+    """Each came at another time, and all fit by the ledger."""
+    for i in range(60):
+        submit(replica.api, claim(f"c{i}", request(cores=1, memory="1Gi")))
+        wait(replica, waiting_pod(f"p{i}", f"c{i}"))
+        wakes(replica, 7)
+    wakes(replica, 300)
+    assert wakes(replica, 640) <= 20
+
+
+def test_wakes_for_other_pods_do_not_lengthen_the_pauses_of_one_that_does_not_fit(replica: Replica) -> None:
+    submit(replica.api, claim("big", request(cores=50, memory="8Gi")), claim("small", request(cores=1, memory="1Gi")))
+    full(replica)
+    wait(replica, waiting_pod("p", "small"), waiting_pod("q", "big"))
+    for i in range(60):
+        put(replica, b.share("other", 1 + i % 2, annotations=record("0"), node="n1"))
+        wakes(replica, 1)
+    replica.api.remove("pods", "full")
+    replica.deliver()
+    replica.api.remove("pods", "p")
+    replica.deliver()
+    assert wakes(replica, 2) == 2
 
 
 def test_pod_that_does_not_fit_is_woken_once_it_fits(replica: Replica) -> None:
@@ -189,6 +223,28 @@ class TestSlices:
 
 
 class TestRounds:
+    def test_all_nodes_are_examined_over_several_rounds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The time of a round suffices for two nodes, and only the last one has room."""
+        names = [f"n{i}" for i in range(8)]
+        replica = serving(*((name, 1) for name in names))
+        seconds = count(step=0.06)
+        monkeypatch.setattr(replica.claim_waker, "_cpu_clock", lambda: next(seconds))
+        for name in names[:-1]:
+            put(replica, b.share(f"full-{name}", 90, annotations=record("0"), node=name))
+        submit(replica.api, claim())
+        wait(replica, waiting_pod("p", "c"))
+        assert wakes(replica, 10, "n7") >= 1
+
+    def test_pod_that_fits_on_no_node_is_not_examined_again_until_something_changes(
+        self, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        examined = []
+        monkeypatch.setattr(replica.claim_waker, "_fits", lambda *_: examined.append(1))
+        submit(replica.api, claim())
+        wait(replica, waiting_pod("p", "c"))
+        wakes(replica, 30)
+        assert len(examined) == 1
+
     def test_replica_that_does_not_lead_writes_nothing(self, replica: Replica) -> None:
         submit(replica.api, claim())
         wait(replica, waiting_pod("p", "c"))
