@@ -25,6 +25,9 @@ from scheduler.partitioning.plan_writer import PlanWriter
 
 _SILENT_SECONDS = 30.0
 """How long a watch may be broken before this replica is not ready."""
+_MISSING_SECONDS = 60.0
+"""The longest pause before a kind of PodGroups that the cluster does not have is listed again. Until then
+`PodGroupReader` reads the groups that pods name."""
 _WATCH_SECONDS = 30
 """The duration of a watch request.
 
@@ -64,7 +67,8 @@ class Watches:
         gangs = state.gangs
         for source, path in POD_GROUP_PATHS.items():
             changed, gone = (partial(act, source) for act in (gangs.pod_group_changed, gangs.pod_group_gone))
-            self._optional[f"podgroups.{source}"] = watch(api, path, changed, gone)
+            # Most clusters have one of these APIs at most.
+            self._optional[f"podgroups.{source}"] = watch(api, path, changed, gone, missing_seconds=_MISSING_SECONDS)
 
     def all(self) -> Mapping[str, Reflector]:
         """Return all watches by the names under which the metrics show them."""

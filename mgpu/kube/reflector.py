@@ -42,7 +42,8 @@ class Reflector:
         path: The path of the collection, such as `/api/v1/pods`.
         query: A labelSelector, a fieldSelector, or both.
         optional: Whether the API server may lack the kind. A missing kind counts as empty, and is listed again after
-            pauses of up to 15 seconds.
+            pauses.
+        missing_seconds: The longest pause before a missing kind is listed again. It varies at random by up to a half.
         watch_seconds: The time after which the server ends each watch. The reflector then begins a new watch where the
             last one ended. A half-open connection is noticed at that time, or earlier after a silence of 150 s
             (`mgpu.kube.client`).
@@ -60,6 +61,7 @@ class Reflector:
         query: Mapping[str, Any] | None = None,
         *,
         optional: bool = False,
+        missing_seconds: float = _MAX_PAUSE,
         watch_seconds: int = 300,
     ) -> None:
         self._watch_seconds = watch_seconds
@@ -67,6 +69,7 @@ class Reflector:
         self._path = path
         self._query = dict(query or {})
         self._optional = optional
+        self._missing_seconds = missing_seconds
         self._changed = changed
         self._gone = gone
         self._known: dict[_Name, _Version] = {}
@@ -136,9 +139,12 @@ class Reflector:
         last_error = ""
         while not self._stop.is_set():
             self._followed = math.inf
+            longest = _MAX_PAUSE
             try:
                 version = self._relist()
-                if version:
+                if not version:
+                    longest = self._missing_seconds
+                else:
                     self._followed = time.monotonic()
                     self._follow(version)
             except (ApiError, Unreachable) as error:
@@ -163,7 +169,7 @@ class Reflector:
             if not self._refresh_due():
                 # Jitter, so that not all clients return at the same time after an outage of the API server.
                 self._rest(pause * (0.5 + random.random()))
-                pause = min(pause * 2, _MAX_PAUSE)
+                pause = min(pause * 2, longest)
 
     def _rest(self, seconds: float) -> None:
         """Wait, unless a refresh or `stop` is requested."""

@@ -67,11 +67,11 @@ def item(name: str, version: int, uid: str = "") -> dict[str, Any]:
 class Seen:
     """A reflector that runs, and what it has told."""
 
-    def __init__(self, api: FakeApi, *, optional: bool = False) -> None:
+    def __init__(self, api: FakeApi, **options: Any) -> None:
         self.api, self.told = api, queue.Queue[str]()
         self.failing = ""
         client: Any = api
-        self.reflector = Reflector(client, "/things", self._changed, self._gone, optional=optional)
+        self.reflector = Reflector(client, "/things", self._changed, self._gone, **options)
         self.reflector.start()
 
     def _changed(self, raw: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class Seen:
 def run() -> Iterator[Callable[..., Seen]]:
     made: list[Seen] = []
 
-    def start(api: FakeApi, **options: bool) -> Seen:
+    def start(api: FakeApi, **options: Any) -> Seen:
         made.append(Seen(api, **options))
         return made[-1]
 
@@ -205,6 +205,22 @@ def test_a_kind_that_is_not_served_is_asked_for_at_once_where_somebody_waits_for
     before = api.lists
     assert seen.reflector.refresh(DEADLINE)
     assert api.lists == before + 1
+
+
+def test_a_kind_that_is_not_served_is_asked_for_as_rarely_as_the_caller_wants(
+    run: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses vary at random by a half."""
+    rests: list[float] = []
+    monkeypatch.setattr(Reflector, "_rest", lambda _self, seconds: rests.append(seconds))
+    api = FakeApi(item("a", 1))
+    api.refuse = ApiError(404, "NotFound", "no such kind")
+    seen = run(api, optional=True, missing_seconds=60)
+    until(lambda: len(rests) > 20)
+    assert rests[0] < 1
+    assert 30 <= min(rests[10:20]) <= max(rests[10:20]) <= 90
+    api.refuse = None
+    assert seen.next() == ["+uid-a@1"]
 
 
 def test_any_other_kind_must_be_served(run: Callable[..., Seen]) -> None:
