@@ -6,6 +6,7 @@ acquires the lock of the cluster cache for each call. Parsing a claim takes time
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 Raw = Mapping[str, Any]
 
+_MOST_UNREADABLE = 1000
+"""The most unreadable claims that are remembered, so that each is logged once. Users can create any number."""
 _MOST_CHARACTERS = 16 << 10
 """The most characters of the selectors of a stored claim together. The API server accepts 1.5 MB."""
 _LONG_SELECTORS = ("selectors that are too long for mgpu",)
@@ -57,6 +60,7 @@ class ClaimCache:
         self._forecast = forecast
         self._decided = decided
         self._classes: dict[str, tuple[str, ...]] = {}
+        self._unreadable: OrderedDict[str, str] = OrderedDict()  # By UID, the reason that was logged.
 
     # Called by the informers
 
@@ -64,12 +68,11 @@ class ClaimCache:
         try:
             claim = read_stored_claim(raw, CARD_POLICIES)
         except BadObject as error:
-            log.warning(
-                "ignoring ResourceClaim that cannot be read: %s", error, extra={"claim": raw["metadata"]["name"]}
-            )
+            self._log_unreadable(raw, str(error))
             return
         claim = _without_long_selectors(claim)
         with self._lock:
+            self._unreadable.pop(claim.uid, None)
             before = self._holdings.get(claim.uid)
             self._holdings.changed(claim)
             needs = self.needs(claim)
@@ -80,10 +83,22 @@ class ClaimCache:
             self._forecast.pod_added(pod, request)
             self._forecast.pod_placed(pod, request)
 
+    def _log_unreadable(self, raw: Raw, reason: str) -> None:
+        """Log the reason, unless it was logged for the last change of the claim."""
+        meta = raw["metadata"]
+        with self._lock:
+            is_new = self._unreadable.get(meta["uid"]) != reason
+            self._unreadable[meta["uid"]] = reason
+            while len(self._unreadable) > _MOST_UNREADABLE:
+                self._unreadable.popitem(last=False)
+        if is_new:
+            log.warning("ignoring ResourceClaim that cannot be read: %s", reason, extra={"claim": meta["name"]})
+
     def claim_gone(self, raw: Raw) -> None:
         meta = raw["metadata"]
         claim = Claim(uid=meta["uid"], namespace=meta["namespace"], name=meta["name"])
         with self._lock:
+            self._unreadable.pop(claim.uid, None)
             self._holdings.gone(claim)
 
     def class_changed(self, raw: Raw) -> None:

@@ -89,6 +89,17 @@ class TestAllocation:
         put(replica, allocated(claim(annotations={"mgpu.io/card-policy": "no-such"}), share("card-1")))
         assert core_free(replica) == [1000, 700]
 
+    def test_claim_that_cannot_be_read_is_logged_once_for_each_reason(
+        self, replica: Replica, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The API server accepts these amounts, and each change of the claim is an event."""
+        for cores, note in (("-1", "a"), ("-1", "b"), ("many", "b"), ("-1", "b"), ("5", "b"), ("-1", "b")):
+            put(replica, claim("c", request(cores=cores), annotations={"note": note}))
+        reasons = [record.getMessage().partition("[cores]: ")[2] for record in caplog.records]
+        negative = "must not be negative"
+        unknown = "'many' is not a quantity such as 50, 6k or 1Gi"
+        assert reasons == [negative, unknown, negative, negative]
+
     def test_allocation_of_another_driver_releases_the_cards(self, replica: Replica) -> None:
         put(replica, allocated(claim(), share()))
         put(replica, allocated(claim(), {**share(), "driver": "other.example"}))
