@@ -42,7 +42,7 @@ def test_volcano_calls_for_the_same_resources_as_kube_scheduler() -> None:
     volcano = yaml.safe_load((MANIFESTS / "components/volcano/volcano-scheduler.yaml").read_text())
     (arguments,) = (p["arguments"] for tier in volcano["tiers"] for p in tier["plugins"] if p["name"] == "extender")
     for path in EXTENDERS:
-        # Volcano allocates claims by itself, which was not tried with mgpu (docs/design/dra.md).
+        # Volcano allocates claims by itself, and its extender does nothing for them (docs/batch.md).
         assert set(arguments["extender.managedResources"]) == managed_resources(path) - {CLAIMS}
 
 
