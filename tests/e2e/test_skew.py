@@ -1,7 +1,8 @@
 """Processes of two versions of mgpu work together (docs/versioning.md, "Version skew").
 
-The other version is the commit in the environment variable MGPU_OTHER_VERSION, else the release before this commit, which
-is the last tag `v…` that it contains. Its processes run from a work tree of that commit, with the libraries of this one.
+The other version is the commit in the environment variable MGPU_OTHER_VERSION. Without it, it is the release before this
+commit: the last tag `v…` among its ancestors. Its processes run from a work tree of that commit, with the libraries of
+this one.
 """
 
 import os
@@ -46,7 +47,7 @@ def _git(*arguments: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def cluster(other_version: Path) -> Iterator[Cluster]:
+def cluster(other_version: Path) -> Iterator[Cluster]:  # noqa: ARG001  (without another version, none is started)
     with patient(make_nodes(1, 4), components=("dra",)) as made:
         yield made
 
