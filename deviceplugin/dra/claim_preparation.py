@@ -39,6 +39,7 @@ from deviceplugin.dra.claim_references import conflict, is_view_shared, requests
 from deviceplugin.dra.claim_status import ClaimApi, ClaimGone, ReadClaim
 from deviceplugin.dra.claim_users import ClaimPod, ClaimUsers
 from deviceplugin.dra.claim_views import (
+    WHOLE_CLAIM,
     View,
     card_of,
     devices_of,
@@ -397,3 +398,8 @@ class ClaimPreparation:
                 # Hooks of several views add up, but their variables do not. The back end sets the limits itself.
                 edits = replace(edits, hooks=())
             yield view_device(claim.uid, view.name), Edits(view.environment()) | edits
+        isolation = self._around.isolation
+            if view.name == WHOLE_CLAIM and isolation is not None:
+                # The container gets the devices of all views, and this one last (`claim_views`).
+                others = [limits[key] for key in sorted(limits) if key[1] != WHOLE_CLAIM]
+                edits = isolation.without_others(edits, others)

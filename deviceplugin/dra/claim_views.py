@@ -134,9 +134,12 @@ def _merged(name: str, shares: Sequence[Share], card: Card) -> Share | None:
 def target_of(claim: Claim, view: View, *, is_shared: bool) -> ClaimTarget:
     """Return the view in the form of a container, for the parts of the agent that limit containers.
 
-    It has only the shares of cards, because MIG itself limits instances.
+    It has only the shares of cards, because MIG itself limits instances. A card that it sees by administrative access,
+    without a share, is like a whole card: nothing limits it.
     """
-    shares = tuple(share for share in view.shares if share.type == GPU)
+    held = tuple(share for share in view.shares if share.type == GPU)
+    seen = (card for card in view.cards if card.type == GPU and not any(share.is_on(card) for share in held))
+    shares = (*held, *(Share(view.name, card.uuid, card.core, whole=True) for card in seen))
     requests = tuple(_request(share, view) for share in shares)
     pod = Pod(claim.namespace, claim.name, claim.uid, node=claim.node)
     gpu_pod = GpuPod(pod, GpuRequest(DRA, requests, constraints=claim.card_constraints), shares)

@@ -91,6 +91,15 @@ class Backend(Protocol):
             Refused: A container must not start without its limits.
         """
 
+    def lift(self, variables: Iterable[str]) -> Mapping[str, str]:
+        """Return values with which these variables limit nothing; those that are not named limit nothing anyway.
+
+        A container with a whole ResourceClaim also gets the variables of the single requests, and cannot unset them.
+
+        Args:
+            variables: The names of variables in edits of `prepare`.
+        """
+
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers, which were prepared, may start now."""
 

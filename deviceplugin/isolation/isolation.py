@@ -122,6 +122,18 @@ class Isolation:
         self._record({target.key for target in targets}, edits)
         return edits
 
+    def without_others(self, own: Edits, others: Iterable[Edits]) -> Edits:
+        """Return `own` for a container that also gets `others`, the edits of other containers, which come before.
+
+        Without this, what `own` does not limit would have the limits of others, and those for other cards.
+        """
+        env: dict[str, str] = {}
+        for edits in others:
+            name = edits.env.get(VARIABLE, NONE)
+            if name in self._backends:
+                env |= {**self._backends[name].lift(edits.env.keys() - {VARIABLE}), VARIABLE: NONE}
+        return Edits(env) | own
+
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers may start."""
         started = {*keys}

@@ -17,8 +17,8 @@ class CardLimit:
     """The limit of a container on one card.
 
     Attributes:
-        memory: The limit in bytes; None if the share states no memory.
-        compute: The limit in thousandths of the card; None if the share states no compute.
+        memory: The limit in bytes; None if the share states no memory, or is the whole card.
+        compute: The limit in thousandths of the card; None if the share states no compute, or is the whole card.
     """
 
     card: Card
@@ -40,23 +40,24 @@ class LimitedContainer:
 def limits_of(shares: Iterable[Share], gpus: Sequence[Card]) -> tuple[CardLimit, ...]:
     """Return the limits of the container with these shares; () if it has only whole cards, slices or no cards.
 
+    A whole card beside shares has a place among the limits, because back ends number or count the cards of a container.
+
     Args:
         gpus: All GPUs of the node, including partitioned ones.
 
     Raises Unenforceable if a share states no amount. Records of other systems can state the amounts of all containers
     of a pod together.
     """
-    limits = [
-        _limit(share, card)
-        for share in shares
-        if share.type == GPU and not share.whole
-        for card in gpus
-        if share.is_on(card)
-    ]
+    of_cards = [share for share in shares if share.type == GPU]
+    if all(share.whole for share in of_cards):
+        return ()
+    limits = [_limit(share, card) for share in of_cards for card in gpus if share.is_on(card)]
     return tuple(sorted(limits, key=lambda limit: (limit.card.index, limit.card.uuid)))
 
 
 def _limit(share: Share, card: Card) -> CardLimit:
+    if share.whole:
+        return CardLimit(card, None, None)
     amount = share.amount(card)
     if not amount.memory and not amount.core:
         raise Unenforceable("the allocation record does not say how much of the pod's share belongs to the container")

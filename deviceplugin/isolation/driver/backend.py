@@ -22,7 +22,7 @@ from deviceplugin.isolation.backend import Ability, Key, Measured, Unable
 from deviceplugin.isolation.driver.containers import Containers, RunningContainer
 from deviceplugin.isolation.driver.enforcement import enforce, resize
 from deviceplugin.isolation.driver.memory_limits import MemoryLimits
-from deviceplugin.isolation.driver.toolkit_hook import ToolkitHook, find_hook, hook_edits
+from deviceplugin.isolation.driver.toolkit_hook import ToolkitHook, find_hook, hook_edits, without_limit
 from deviceplugin.isolation.limits import CardLimit, LimitedContainer, Unenforceable, limits_of
 from deviceplugin.pods.container_runtime import ContainerRuntime
 from deviceplugin.pods.gpu_pod import GpuPod, LimitedPod, kubelets_uid
@@ -166,6 +166,10 @@ class DriverBackend:
         hook = await asyncio.to_thread(self._surroundings.hook)
         found = {c.target.key: hook_edits(hook, c.limits) if hook else None for c in containers}
         return {key: edits or Edits() for key, edits in found.items()}
+
+    def lift(self, variables: Iterable[str]) -> Mapping[str, str]:
+        """Return 0 for the limit, which only the hook of the toolkit reads. Limits themselves are those of cgroups."""
+        return without_limit(variables)
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         if self._keys & {*keys}:

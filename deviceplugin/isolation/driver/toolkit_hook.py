@@ -10,7 +10,7 @@ cmd/nvidia-cdi-hook/apply-cuda-memory-limits/apply-cuda-memory-limits.go.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,11 @@ def hook_edits(hook: ToolkitHook, limits: Sequence[CardLimit]) -> Edits | None:
     cards = [word for limit in limits for word in ("--gpu-id", limit.card.uuid)]
     call = (*hook.args, _SUBCOMMAND, _DRIVER_ROOT, hook.driver_root, *cards)
     return Edits({_REQUEST: "0", _LIMIT: str(mib)}, hooks=(Hook("createRuntime", hook.path, call),))
+
+
+def without_limit(variables: Iterable[str]) -> dict[str, str]:
+    """Return values with which these variables say that there is no limit. The hook is not called where they hold."""
+    return {name: "" for name in variables if name == _LIMIT}
 
 
 def find_hook(setting: str, folders: Sequence[Path]) -> ToolkitHook | None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from deviceplugin.cards import NodeGpus
 from deviceplugin.delivery.cdi import Edits
 from deviceplugin.isolation.backend import Ability, Key, Measured, Unable
-from deviceplugin.isolation.hami_core.edits import CACHE, LIBRARY, SHARED, container_edits
+from deviceplugin.isolation.hami_core.edits import CACHE, LIBRARY, SHARED, container_edits, unlimited
 from deviceplugin.isolation.hami_core.folders import Folders, KernelMounts, NoMounts
 from deviceplugin.isolation.hami_core.shared_region import CardUse, UnknownRegion, read_region, write_limits
 from deviceplugin.isolation.limits import LimitedContainer
@@ -87,6 +87,9 @@ class HamiCoreBackend:
             found[target.key] = container_edits(container.limits, self._library, self._folders.preload, folder)
         self._keys |= found.keys()
         return found
+
+    def lift(self, variables: Iterable[str]) -> Mapping[str, str]:
+        return unlimited(variables)
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Do nothing: the library limits each process when it starts."""

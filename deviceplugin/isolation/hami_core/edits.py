@@ -12,7 +12,7 @@ The variables and paths are those of HAMi-core (src/multiprocess/multiprocess_me
   /dev/null is mounted there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from deviceplugin.delivery.cdi import Edits, Mount
@@ -27,6 +27,11 @@ CACHE = "region.cache"
 LOCK, SHARED = "lock", "shared"
 """The folders of a container: for the lock, and for the file that its processes share."""
 _MIB = 1 << 20
+
+
+def unlimited(variables: Iterable[str]) -> dict[str, str]:
+    """Return values with which these variables limit nothing: HAMi-core takes 0 for no limit (`get_limit_from_env`)."""
+    return {name: "0" for name in variables if name.startswith(("CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_SM_LIMIT"))}
 
 
 def container_edits(limits: Sequence[CardLimit], library: Path, preload: Path, folder: Path) -> Edits:

@@ -27,6 +27,7 @@ from deviceplugin.isolation.mps.limits import (
     find_partition,
     share_client,
     slice_client_of,
+    unlimited,
 )
 from deviceplugin.isolation.mps.partition_owners import PartitionOwners
 from deviceplugin.pods.identity import Refused, Target
@@ -126,6 +127,9 @@ class Mps:
 
     async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:
         return await self._ready([(c.target, share_client(c.limits[0])) for c in containers], deadline)
+
+    def lift(self, variables: Iterable[str]) -> Mapping[str, str]:
+        return unlimited(variables)
 
     def mark_started(self, keys: Iterable[Key]) -> None:
         """Record that these containers may start, so that their daemons are not killed while they run."""

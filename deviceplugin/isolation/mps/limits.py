@@ -19,6 +19,9 @@ from mgpu.model.slice_names import RESOURCE_PREFIX, gigabytes, is_mps, place_of,
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_NOBODY = "/run/mgpu-no-mps"
+"""A pipe directory that does not exist. A client that finds no daemon uses the card without MPS, and the card's limits
+have no meaning for it."""
 _SHM = "/dev/shm"
 """The folder in a container through which client and server share memory, in addition to the pipes."""
 _GIB = 1 << 30
@@ -119,6 +122,12 @@ def client_edits(client: Client, folder: Path) -> Edits:
     elif client.percent is not None:
         env[_THREADS] = str(client.percent)
     return Edits(env, (Mount(pipe, pipe), Mount(str(shm_dir(folder)), _SHM)))
+
+
+def unlimited(variables: Iterable[str]) -> dict[str, str]:
+    """Return values with which these variables limit nothing, and no daemon is found."""
+    values = {PIPE: _NOBODY, _MEMORY: "", _THREADS: "100", PARTITION: ""}
+    return {name: values[name] for name in variables if name in values}
 
 
 def find_partition(env: Mapping[str, str]) -> str:

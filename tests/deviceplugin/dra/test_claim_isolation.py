@@ -108,6 +108,42 @@ def test_all_views_are_limited_for_a_container_that_references_the_whole_claim(f
     assert views_of(node.prepare()) == {"x", "y", "claim.all"} == {view for _, view in node.backend.prepared}
 
 
+def test_limits_of_single_requests_do_not_hold_for_a_container_with_the_whole_claim(folder: Path) -> None:
+    """A back end like MPS limits each request on its card, and cannot limit a container on both cards."""
+    node = IsolatedNode(folder, Ability(memory=True, compute=True, several_cards=False))
+    raw = claim("a", request("x"), request("y"), cards=[0, 1], owner="p")
+    offered(node, raw, claim_pod("p", using("c", "a"), using("d", "a/x")))
+    record = node.prepare()
+    assert [view for _, view in node.backend.prepared] == ["x", "y"]
+    assert node.env(record)["LIMIT"] == "no limit"
+    assert node.env(record)["MGPU_ISOLATION"] == "none"
+    assert node.env(record, "x").items() >= {"LIMIT": "mps", "MGPU_ISOLATION": "mps"}.items()
+    ((_, text),) = node.said
+    assert "it has shares of 2 cards" in text
+    node.restart()
+    assert [*node.backend.recovered] == [(uid_of("a"), "x"), (uid_of("a"), "y")]
+
+
+def test_whole_card_and_a_share_in_one_container_are_two_cards_for_the_back_end(folder: Path) -> None:
+    node = IsolatedNode(folder)
+    raw = claim("a", request("x", None, None), request("y"), cards=[0, 1], owner="p")
+    offered(node, raw, claim_pod("p", using("c", "a")))
+    node.prepare()
+    assert node.backend.limited[-1] == tuple(node.cards[:2])
+
+
+def test_card_with_administrative_access_is_one_of_the_cards_for_the_back_end(folder: Path) -> None:
+    node = IsolatedNode(folder)
+    raw = claim("a", request("x"), request("y"), cards=[0, 1], owner="p")
+    raw["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    offered(node, raw, claim_pod("p", using("c", "a")))
+    node.prepare()
+    assert dict(zip(node.backend.prepared, node.backend.limited, strict=True)) == {
+        (uid_of("a"), "y"): (node.cards[1],),
+        (uid_of("a"), "claim.all"): tuple(node.cards[:2]),
+    }
+
+
 def test_hooks_of_several_views_do_not_add_up(folder: Path) -> None:
     node = IsolatedNode(folder)
     offered(node, claim("a", request("x"), request("y"), cards=[0, 1]))

@@ -118,6 +118,17 @@ async def test_container_gets_the_same_whenever_it_starts(site: Site) -> None:
 
 
 @on_loop
+async def test_every_limit_in_the_environment_can_be_lifted(site: Site) -> None:
+    """A container with a whole ResourceClaim also gets the variables of the requests of the claim."""
+    async with running(site) as backend:
+        (edits,) = await prepared(backend, site.container("p"))
+        lifted = backend.lift(edits.env)
+        assert lifted.keys() <= edits.env.keys()
+        assert all(edits.env[name] != value for name, value in lifted.items())
+        assert lifted.keys() >= {name for name in edits.env if "LIMIT" in name and "MEM" in name}
+
+
+@on_loop
 async def test_containers_on_different_cards_share_nothing_but_what_all_clients_share(site: Site) -> None:
     async with running(site) as backend:
         one, other = await prepared(backend, site.container("p"), site.container("q"))

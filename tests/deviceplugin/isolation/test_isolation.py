@@ -15,6 +15,7 @@ from deviceplugin.isolation.isolation import Isolation, Policy
 from deviceplugin.isolation.limits import LimitedContainer
 from deviceplugin.pods.gpu_pod import GpuPod, read_gpu_pod
 from deviceplugin.pods.identity import Refused, Target
+from mgpu.model.cards import Card
 from mgpu.settings import load_settings
 from tests.builders import cards
 from tests.deviceplugin.fake_node import FixedGpus
@@ -31,6 +32,7 @@ class FakeBackend:
     name: str
     able: Ability | Unable = ALL
     prepared: list[Key] = field(default_factory=list)
+    limited: list[tuple[Card, ...]] = field(default_factory=list)
     recovered: Mapping[Key, Mapping[str, str]] = field(default_factory=dict)
     resized: list[Key] = field(default_factory=list)
     released: list[Key] = field(default_factory=list)
@@ -40,7 +42,11 @@ class FakeBackend:
 
     async def prepare(self, containers: Sequence[LimitedContainer], deadline: float) -> Mapping[Key, Edits]:  # noqa: ARG002
         self.prepared += [container.target.key for container in containers]
+        self.limited += [tuple(limit.card for limit in container.limits) for container in containers]
         return {container.target.key: Edits({"LIMIT": self.name}) for container in containers}
+
+    def lift(self, variables: Iterable[str]) -> Mapping[str, str]:
+        return dict.fromkeys(variables, "no limit")
 
     def mark_started(self, keys: Iterable[Key]) -> None: ...
 

@@ -26,6 +26,12 @@ def test_whole_cards_slices_and_other_devices_have_no_limits() -> None:
     assert limits_of([*whole, *others], TWO) == ()
 
 
+def test_whole_card_beside_a_share_has_a_place_among_the_limits() -> None:
+    """Back ends number the cards of a container. Only a container with a whole ResourceClaim can have both."""
+    shares = [Share("c", 0, 1000, whole=True), Share("c", 1, 300, GIB)]
+    assert limits_of(shares, TWO) == (CardLimit(TWO[0], None, None), CardLimit(TWO[1], GIB, 300))
+
+
 def test_record_without_amounts_per_container_is_unenforceable() -> None:
     with pytest.raises(Unenforceable, match="does not say how much"):
         limits_of([Share("c", 0, ratio=0)], TWO)
