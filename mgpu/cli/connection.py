@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from kubernetes import config
 
 from mgpu.cli.process_settings import read_settings
 from mgpu.kube import Api, ApiError, Unreachable
+from mgpu.kube.client import find_kubeconfig
 from mgpu.presentation.plain_text import one_line
 from mgpu.settings import Settings, load_settings
 
@@ -49,12 +49,13 @@ def current_namespace(kubeconfig: str, context: str) -> str:
     If the context or the pod names none, the result is `default`. If `context` is "" or unknown, the current context is
     used; callers also call `Api.connect`, which raises an error for unknown contexts.
     """
-    try:
-        contexts, active = config.list_kube_config_contexts(kubeconfig or None)  # type: ignore[no-untyped-call]
-    except config.ConfigException:
+    files = find_kubeconfig(kubeconfig)
+    if not files:
         return _pod_namespace()
-    chosen = next((row for row in contexts if row["name"] == context), active)
-    return str((chosen.get("context") or {}).get("namespace") or "default")
+    from mgpu.kube.kubeconfig import find_namespace  # Only now, because pods do without the kubernetes package.
+
+    found = find_namespace(files, context)
+    return _pod_namespace() if found is None else found or "default"
 
 
 def _pod_namespace() -> str:

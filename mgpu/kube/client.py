@@ -7,8 +7,6 @@ raised. If there is no complete answer, an Unreachable is raised.
 import contextlib
 import os
 import socket
-import ssl
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -17,11 +15,10 @@ from urllib.parse import urlencode
 
 import orjson
 import urllib3
-from kubernetes import client, config
-from kubernetes.config import kube_config
 
 from mgpu.kube.decoding import decode, decode_list, decode_object
-from mgpu.model.errors import BadObject, Problem
+from mgpu.kube.server import NoCredentials, Server
+from mgpu.kube.service_account import ServiceAccount
 
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
@@ -53,12 +50,6 @@ _LARGEST_REFUSAL = 1 << 20
 """The most bytes, unpacked, that are read of an error. A Status object has a few KiB."""
 _REFUSAL_SECONDS = 10.0
 """The most seconds for which an error is read, since a server behind the API server may send it byte by byte."""
-_loading = threading.Lock()
-"""Guards the global state of the kubernetes package while a configuration is loaded.
-
-`Api.connect` uses two private names of that package, `_temp_files` and `_cleanup_temp_files`, so check them when you
-upgrade it.
-"""
 
 
 class ApiError(Exception):
@@ -100,63 +91,24 @@ class Api:
         pool: The most connections that are kept open.
     """
 
-    def __init__(self, configuration: client.Configuration, *, timeout: float = 10.0, pool: int = 16) -> None:
-        configuration.connection_pool_maxsize = pool
-        configuration.retries = False
-        configuration.socket_options = _SOCKET
-        self._configuration = configuration
-        self._pool: urllib3.PoolManager = client.ApiClient(configuration).rest_client.pool_manager
-        self._host: str = configuration.host.rstrip("/")
+    def __init__(self, server: Server, *, timeout: float = 10.0, pool: int = 16) -> None:
+        self._server = server
+        self._pool = server.make_pool(maxsize=pool, retries=False, socket_options=_SOCKET)
         self._timeout = timeout
 
     @classmethod
     def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
-        """Return an `Api` with the configuration of a kubeconfig file or of the cluster. No request is sent.
+        """Return an `Api` for the server of a kubeconfig file or of the cluster. No request is sent.
 
         Args:
-            kubeconfig: The path of the file. "" means the default files, which the kubernetes package merges, or, if
-                none of them exists and `context` is "", the in-cluster configuration.
+            kubeconfig: The path of the file. "" means the default files, which are merged, or, if none of them exists
+                and `context` is "", the service account of this pod.
             context: A context of the kubeconfig; "" means the current context.
 
         Raises:
             BadObject: There is no usable configuration.
         """
-        configuration = client.Configuration()
-        with _loading:
-            try:
-                # `config.load_config` is not used, because it prints a warning in a cluster. pathlib is not used,
-                # because it fails for users without a home directory.
-                defaults = kube_config.KUBE_CONFIG_DEFAULT_LOCATION.split(kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)
-                if kubeconfig or context or any(os.path.exists(os.path.expanduser(path)) for path in defaults):
-                    config.load_kube_config(  # type: ignore[no-untyped-call]
-                        kubeconfig or None, context=context or None, client_configuration=configuration
-                    )
-                else:
-                    config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
-                api = cls(configuration, timeout=timeout)
-                if kube_config._temp_files:
-                    api._read_certificates()
-            except (config.ConfigException, OSError, ValueError) as error:
-                raise BadObject([Problem(kubeconfig or "kubeconfig", " ".join(str(error).split()))]) from error
-            finally:
-                kube_config._cleanup_temp_files()  # type: ignore[no-untyped-call]
-        return api
-
-    def _read_certificates(self) -> None:
-        """Load the certificates, so that the temporary files can be removed.
-
-        The kubernetes package writes the inline certificates and keys of a kubeconfig to temporary files and reads them
-        for each connection. If the process were killed, the files with the keys would remain.
-        """
-        read = self._configuration
-        pool = self._pool.connection_pool_kw
-        context = ssl.create_default_context(cafile=read.ssl_ca_cert)
-        context.check_hostname = bool(read.verify_ssl)
-        if read.cert_file:
-            context.load_cert_chain(read.cert_file, read.key_file)
-        for name in ("ca_certs", "cert_file", "key_file"):
-            pool.pop(name, None)
-        pool["ssl_context"] = context
+        return cls(_find_server(kubeconfig, context), timeout=timeout)
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._call("GET", path, query)
@@ -310,17 +262,14 @@ class Api:
             **extra,
         }
         try:
-            credentials: Any = self._configuration.auth_settings()  # reads the token file again from time to time
-        except (config.ConfigException, OSError) as error:
+            headers.update(self._server.credentials())
+        except (NoCredentials, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
-        for credential in credentials.values():
-            if credential["in"] == "header":
-                headers[credential["key"]] = credential["value"]
         encoded = urlencode({k: v for k, v in query.items() if v not in (None, "")})
         try:
             response: urllib3.BaseHTTPResponse = self._pool.request(
                 method,
-                f"{self._host}{path}{'?' + encoded if encoded else ''}",
+                f"{self._server.url}{path}{'?' + encoded if encoded else ''}",
                 body=None if body is None else orjson.dumps(body),
                 headers=headers,
                 timeout=timeout or urllib3.Timeout(total=self._timeout),
@@ -376,6 +325,27 @@ class Watch:
         """End the iteration. Any thread may call this method."""
         with contextlib.suppress(ValueError, RuntimeError, OSError):  # the watch has ended already
             self._response.shutdown()
+
+
+def find_kubeconfig(named: str) -> str:
+    """Return the paths of the kubeconfig files, joined as in the variable KUBECONFIG.
+
+    The result is "" if the user has named none and no default file exists. pathlib is not used, because it fails for
+    users without a home directory.
+    """
+    default = os.environ.get("KUBECONFIG", "~/.kube/config")
+    exists = any(os.path.exists(os.path.expanduser(path)) for path in default.split(os.pathsep))
+    return named or (default if exists else "")
+
+
+def _find_server(kubeconfig: str, context: str) -> Server:
+    """Return the server of `Api.connect`. Raises BadObject."""
+    files = find_kubeconfig(kubeconfig)
+    if not files and not context:
+        return ServiceAccount(os.environ)
+    from mgpu.kube.kubeconfig import read_kubeconfig  # Only now, because pods do without the kubernetes package.
+
+    return read_kubeconfig(files, context)
 
 
 def _readable(path: str, items: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from deviceplugin.inventory.node_objects import NodeObjects
 from deviceplugin.isolation.driver.memory_limits import MemoryLimits
 from deviceplugin.usage.usage_reader import UsageSource
 from mgpu.kube import Api, ApiError
+from mgpu.kube.kubeconfig import Configured
 from mgpu.settings import load_settings
 from playground.container_runtime import GpuClients, Runtime
 from playground.kubelet import Kubelet, KubeletConfig
@@ -49,7 +50,7 @@ CRD = {
 
 def api_of(url: str, timeout: float = 60.0) -> Api:
     """Return a client. The timeout is long, since the API server in this process may be slow on a busy machine."""
-    return Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}), timeout=timeout)
+    return Api(Configured(client.Configuration(host=url, api_key={"authorization": "Bearer admin"})), timeout=timeout)
 
 
 @contextmanager

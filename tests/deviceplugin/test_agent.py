@@ -358,7 +358,7 @@ def frozen_agent(node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) -
 
     def frozen_api_of(url: str, **more: Any) -> Api:
         api = api_of(url, **more)
-        apis.append(FrozenApi(api._configuration))
+        apis.append(FrozenApi(api._server))
         api.close()
         return apis[-1]
 

@@ -7,6 +7,7 @@ import grpc
 from kubernetes import client
 
 from mgpu.kube import Api, ApiError
+from mgpu.kube.kubeconfig import Configured
 from playground.container_runtime import Runtime
 from playground.kubelet import Kubelet, KubeletConfig
 from playground.scheduling import Extender, Scheduling
@@ -28,7 +29,7 @@ class FakeCluster:
     kubelet: Kubelet
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.api = Api(client.Configuration(host=url, api_key={"authorization": "Bearer admin"}))
+        self.api = Api(Configured(client.Configuration(host=url, api_key={"authorization": "Bearer admin"})))
         self.folder = folder
         self._started: list[Any] = []
 

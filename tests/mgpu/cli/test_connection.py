@@ -11,7 +11,7 @@ from mgpu.cli.connection import current_namespace
 @pytest.fixture(autouse=True)
 def in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no kubeconfig, and the service account is that of the namespace `team`."""
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("POD_NAMESPACE", raising=False)
     (tmp_path / "namespace").write_text("team\n")
     monkeypatch.setattr(connection, "_POD_NAMESPACE", str(tmp_path / "namespace"))

@@ -22,10 +22,10 @@ from kubernetes.config import ConfigException
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.client import PAGE, PAGE_BYTES
+from mgpu.kube.kubeconfig import Configured
 from mgpu.model.errors import BadObject
 from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, ensure_certificate
-from playground.apiserver.hosting import self_signed
 from tests.mgpu.serving.process import client_certificate
 
 ITEMS: list[dict[str, Any]] = [{"n": 1}, {"n": 2}, {"n": 3}]
@@ -134,7 +134,7 @@ def api() -> Iterator[Api]:
         configuration = client.Configuration(
             host=f"http://127.0.0.1:{server.server_port}", api_key={"authorization": "Bearer secret"}
         )
-        made = Api(configuration, timeout=30)
+        made = Api(Configured(configuration), timeout=30)
         yield made
         Handler.release.set()
         made.close()
@@ -257,7 +257,7 @@ def test_a_watch_is_ended_by_another_thread(api: Api) -> None:
 
 
 def test_nobody_there() -> None:
-    api = Api(client.Configuration(host="http://127.0.0.1:9"), timeout=1)
+    api = Api(Configured(client.Configuration(host="http://127.0.0.1:9")), timeout=1)
     with pytest.raises(Unreachable):
         api.get("/x")
 
@@ -268,25 +268,9 @@ def test_list_of_kubeconfig_files_is_merged(tmp_path: Path, monkeypatch: pytest.
         "{clusters: [{name: x, cluster: {server: 'http://127.0.0.1:9'}}], users: [{name: x, user: {}}]}"
     )
     files = os.pathsep.join(str(tmp_path / name) for name in ("none", "a", "b"))
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", files)
+    monkeypatch.setenv("KUBECONFIG", files)
     with pytest.raises(Unreachable, match="port=9"):
         Api.connect().get("/version")
-
-
-def test_in_a_cluster_it_connects_by_its_service_account_and_prints_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "token").write_text("secret")
-    (tmp_path / "ca.crt").write_text(Path(self_signed(tmp_path)[0]).read_text())
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
-    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
-    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    api = Api.connect()
-    with pytest.raises(Unreachable, match="port=1"):
-        api.get("/version")
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ConfigException("Token file exists but empty.")])
@@ -299,7 +283,7 @@ def test_a_token_that_cannot_be_read_at_the_moment_is_no_answer(error: Exception
     configuration: Any = client.Configuration(host="http://127.0.0.1:9", api_key={"BearerToken": "bearer secret"})
     configuration.refresh_api_key_hook = hook
     with pytest.raises(Unreachable, match=str(error.args[-1])):
-        Api(configuration).get("/x")
+        Api(Configured(configuration)).get("/x")
 
 
 def test_no_kubeconfig() -> None:

@@ -150,7 +150,7 @@ class Writes(Api):
     """Passes calls on. `refuse` makes writes of allocations fail, and `move` replaces their devices."""
 
     def __init__(self, inner: Api) -> None:
-        super().__init__(inner._configuration)
+        super().__init__(inner._server)
         self._inner = inner
         self.refuse: ApiError | None = None
         self.move = ""
@@ -256,7 +256,7 @@ def test_failed_binding_releases_the_claim(cluster: FakeCluster, claims: FakeClu
             return cluster.api.create(path, body, **query)
 
     cluster.submit("q", schedulerName="second", resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}])
-    loop = Scheduling(Refusing(cluster.api._configuration), scheduler="second", backoff=(0.02, 0.2))
+    loop = Scheduling(Refusing(cluster.api._server), scheduler="second", backoff=(0.02, 0.2))
     loop.start()
     assert "no card is left" in cluster.wait_refused("q")
     cluster.wait_bound("q")

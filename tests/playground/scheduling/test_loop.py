@@ -151,7 +151,7 @@ def test_refused_binding_is_retried(cluster: FakeCluster) -> None:
                 raise ApiError(409, "Conflict", "no card is left")
             return cluster.api.create(path, body, **query)
 
-    refusing = Refusing(cluster.api._configuration)
+    refusing = Refusing(cluster.api._server)
     cluster.start_scheduling(api=refusing)
     cluster.submit("p")
     assert cluster.wait_refused("p") == 'running Bind plugin "DefaultBinder": no card is left'
