@@ -1,8 +1,8 @@
 """Processes of two versions of mgpu work together (docs/versioning.md, "Version skew").
 
-The other version is the commit in the environment variable MGPU_OTHER_VERSION. Without it, it is the release before this
-commit: the last tag `v…` among its ancestors. Its processes run from a work tree of that commit, with the libraries of
-this one.
+The other version is the commit in the environment variable MGPU_OTHER_VERSION. If the variable is not set, it is the
+release before this commit, which is the last tag `v…` among its ancestors. Its processes run from a work tree of that
+commit, with the libraries of this one.
 """
 
 import os
