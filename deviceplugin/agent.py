@@ -224,6 +224,7 @@ class Agent:
             state.plugin_folder,
             self._plugin_set.add,
             self._mps if self._own.cdi else None,
+            self._claims.owned_instances if self._claims is not None else frozenset,
         )
 
     def _subscribe(self) -> None:

@@ -7,6 +7,7 @@ agent read the devices through `NodeState.devices`.
 from deviceplugin.cards.card_watch import CardWatch
 from deviceplugin.partitioning.node_partitions import NodePartitions
 from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding
 
 
 class NodeDevices:
@@ -32,6 +33,14 @@ class NodeDevices:
     def mig_cards(self) -> tuple[Card, ...]:
         """Return the GPUs of which claims get MIG instances."""
         return self._partitions.mig_cards(self.gpus())
+
+    def cards_in_mig_mode(self) -> frozenset[int]:
+        """Return the indexes of those of `mig_cards` that are in MIG mode."""
+        return self._partitions.cards_in_mig_mode()
+
+    def foreign_instances(self) -> tuple[Holding, ...]:
+        """Return the MIG instances of `mig_cards` that were not created for claims, as holdings."""
+        return self._partitions.foreign_instances()
 
     def whole(self) -> tuple[Card, ...] | None:
         """Return the GPUs that are not reserved for slices; None if the partitions have not been read yet."""

@@ -6,10 +6,10 @@ claims that hold cards are in `NodeState.claims`, because pods without claims de
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deviceplugin.dra.claim_cleanup import STATE_FILE, ClaimCleanup, Runtime
+from deviceplugin.dra.claim_cleanup import ClaimCleanup, Runtime
 from deviceplugin.dra.claim_preparation import ClaimPreparation, Surroundings
 from deviceplugin.dra.claim_registration import ClaimRegistration
 from deviceplugin.dra.claim_service import ClaimService
@@ -23,7 +23,8 @@ from deviceplugin.event_loop import Wakeup
 from mgpu.kube import Api
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
-from mgpu.model.mig_devices import mig_card_states, taken_instances
+from mgpu.model.mig import Instance
+from mgpu.model.mig_devices import cards_in, cards_of_instances, mig_card_states, taken_instances
 from mgpu.model.mig_resource_slices import PublishedMigCard
 from mgpu.model.resource_slices import PublishedCard
 
@@ -64,7 +65,7 @@ class ClaimDriver:
         )
         kubelet_socket = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._registration = ClaimRegistration(kubelet_dir, self._service, kubelet_socket)
-        self._cleanup = ClaimCleanup(claims, claim_api, kubelet_dir / STATE_FILE, around.pods, parts.runtime)
+        self._cleanup = ClaimCleanup(claims, claim_api, around.pods, around.users, parts.runtime)
         self._retries = KubeletRetries(api, around.node, claims, around.users, self._is_registered)
         self._publisher = SlicePublisher(
             api, around.node, self._published_cards, parts.node_uid, parts.warn, mig_cards=self._published_mig_cards
@@ -88,19 +89,29 @@ class ClaimDriver:
         if (instances := self._parts.surroundings.instances) is not None:
             instances.recover()
 
+    def owned_instances(self) -> frozenset[tuple[str, Instance]]:
+        """Return the places of the MIG instances that exist for claims, each with the UUID of its card. Thread-safe."""
+        instances = self._parts.surroundings.instances
+        return instances.owned() if instances is not None else frozenset()
+
     async def serve(self) -> None:
         """Keep the sockets for the kubelet open, until cancelled. The kubelet may call before `work` runs."""
         await self._registration.run()
 
     async def work(self) -> None:
         """Answer the kubelet until cancelled. After that, calls wait for the agent that takes over."""
-        async with self._service.serving(), asyncio.TaskGroup() as group:
-            group.create_task(self._cleanup.run())
-            group.create_task(self._retries.run())
-            group.create_task(self._follow_problem())
-            group.create_task(self._follow_users())
-            if (instances := self._parts.surroundings.instances) is not None:
-                group.create_task(instances.run())
+        instances = self._parts.surroundings.instances
+        try:
+            async with self._service.serving(), asyncio.TaskGroup() as group:
+                group.create_task(self._cleanup.run())
+                group.create_task(self._retries.run())
+                group.create_task(self._follow_problem())
+                group.create_task(self._follow_users())
+                if instances is not None:
+                    group.create_task(instances.run())
+        finally:
+            if instances is not None:
+                await instances.settle()
 
     def not_ready_reason(self) -> str | None:
         """Return what is missing until claims can be prepared on this node, or None."""
@@ -147,9 +158,18 @@ class ClaimDriver:
             raise RetryLater("the partitions of the cards have not been read yet")
         of_instances = around.devices.mig_cards()
         cards = [card for card in around.devices.gpus() if card not in of_instances]
-        return published_cards(cards, whole, around.devices.devices(), self._parts.held())
+        # Claims that have MIG instances from before a change of the label hold the whole card.
+        held = (*self._parts.held(), *filter(None, map(cards_of_instances, self._claims.holdings())))
+        return published_cards(cards, whole, around.devices.devices(), held)
 
     def _published_mig_cards(self) -> tuple[PublishedMigCard, ...]:
-        """Return the cards of which claims get MIG instances, without those that pods without claims still hold."""
-        states = mig_card_states(self._parts.surroundings.devices.mig_cards(), self._parts.held())
-        return tuple(PublishedMigCard(state.card, taken_instances(state)) for state in states)
+        """Return the cards of which claims get MIG instances, with what these cannot have of them now.
+
+        kube-scheduler counts the instances that claims have. It knows neither what pods still hold of the card, nor the
+        shares that claims have from before the node got its label, nor instances that somebody else has created.
+        """
+        devices = self._parts.surroundings.devices
+        shares = (replace(held, shares=cards_in(held)) for held in self._claims.holdings())
+        others = (*self._parts.held(), *shares, *devices.foreign_instances())
+        states = mig_card_states(devices.mig_cards(), others, devices.cards_in_mig_mode())
+        return tuple(PublishedMigCard(s.card, taken_instances(s), in_mode=s.in_mode) for s in states)

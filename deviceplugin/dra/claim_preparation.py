@@ -33,7 +33,7 @@ from typing import Protocol
 from deviceplugin.delivery.cdi import Edits
 from deviceplugin.delivery.visibility import Exposure
 from deviceplugin.dra.claim_cdi import make_spec
-from deviceplugin.dra.claim_instances import create_instances, missing_reason
+from deviceplugin.dra.claim_instances import create_instances, missing_reason, overlap_reason, started_pods
 from deviceplugin.dra.claim_records import ClaimRecord, allocation_of
 from deviceplugin.dra.claim_references import conflict, is_view_shared, requests_of, used_views
 from deviceplugin.dra.claim_status import ClaimApi, ClaimGone, ReadClaim
@@ -84,6 +84,8 @@ class Devices(Protocol):
     def devices(self) -> tuple[Card, ...]: ...
     def whole(self) -> tuple[Card, ...] | None: ...
     def mig_cards(self) -> tuple[Card, ...]: ...
+    def cards_in_mig_mode(self) -> frozenset[int]: ...
+    def foreign_instances(self) -> tuple[Holding, ...]: ...
 
 
 class Holders(Protocol):
@@ -175,6 +177,7 @@ class ClaimPreparation:
         if self._around.lingering is not None:
             await self._around.lingering.wait_until_ended(holder_of(claim), self._around.devices.devices(), deadline)
         limits = await self._limits(claim, users, deadline)
+        self._check_capacity(claim)  # No MIG instance is created for a claim that does not fit.
         around = self._around
         instances = await create_instances(claim, around.devices.gpus(), around.instances, deadline)
         # From here to the end of `reserve` nothing awaits, so no other start is granted in between.
@@ -312,6 +315,9 @@ class ClaimPreparation:
         if around.grants.refusal_of(held, around.pods.all(), cards, with_remnants) is not None:
             # Remnants may belong to another tenant, so the text names nothing of them.
             raise _NotYet(f"{claim.key}: containers of a deleted pod still run on its cards")
+        started = started_pods(around.pods.all(), around.grants, cards)
+        if (overlap := overlap_reason(claim, around.devices.gpus(), (*with_remnants, *started))) is not None:
+            raise _NotYet(f"{claim.key}: {overlap}")
 
     def _other_claims(self, claim: Claim) -> Iterator[Holding]:
         """Yield what other claims hold, and what this one may still hold by an allocation that was delivered before."""

@@ -16,7 +16,9 @@ Two claims never get the same place: all changes happen under one lock, and a pl
 given away only after its instance was destroyed. An instance on which processes run is not destroyed; NVML would refuse
 it. Instances that somebody else has created are never changed, and a claim for their place waits.
 
-A call of NVML may hang in the driver, so all of them run on one thread that does not keep the process from ending.
+A call of NVML may hang in the driver, so all of them run on one thread that does not keep the process from ending. The
+agent waits a little for a call in progress before it hands the node over (`settle`): if it created an instance after
+the next agent had found none and had removed its file, the instance would be nobody's.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
@@ -42,6 +45,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _COLLECT_SECONDS = 5.0
 """The interval at which instances that could not be destroyed are tried again."""
+_SETTLE_SECONDS = 2.0
 
 
 class MigInstances:
@@ -81,6 +85,14 @@ class MigInstances:
                     await self._destroy(own)
                 except (RetryLater, MigRefused, OSError) as error:
                     log.info("the MIG instance %s is not destroyed yet: %s", own, error)
+
+    async def settle(self) -> None:
+        """Wait until no call of the driver is in progress, but not for long."""
+        await self._calls.wait(_SETTLE_SECONDS)
+
+    def owned(self) -> frozenset[tuple[str, Instance]]:
+        """Return the places at which the agent has created instances, each with the UUID of its card. Thread-safe."""
+        return frozenset((own.card, own.instance) for own in self._ownership.all())
 
     async def ensure(self, claim: str, card: str, instance: Instance) -> str:
         """Create an instance of a claim if it does not exist, and return the UUID of its MIG device.
@@ -187,6 +199,12 @@ class _DriverThread:
 
         self._calls.put(work)
         return await asyncio.wrap_future(answer)
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until all calls have ended, at most for these seconds."""
+        if self._thread is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.run(lambda: None), seconds)
 
     def _work(self) -> None:
         while True:

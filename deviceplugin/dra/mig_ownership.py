@@ -9,6 +9,7 @@ The files are in the driver's folder, and outlive the agent and a reboot. No MIG
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -45,15 +46,15 @@ class OwnedInstance:
 
 
 class MigOwnership:
-    """The files. Use it on one event loop."""
+    """The files. Use it on one event loop; any thread may call `all`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._owned: dict[tuple[str, int], OwnedInstance] = {}
+        self._owned: Mapping[tuple[str, int], OwnedInstance] = {}
 
     def recover(self) -> None:
         """Read the files that earlier agents have written. A damaged file is logged and ignored."""
-        self._owned = {}
+        found: dict[tuple[str, int], OwnedInstance] = {}
         for file in sorted(self._folder.glob("*.json")):
             try:
                 row = orjson.loads(file.read_bytes())
@@ -62,7 +63,8 @@ class MigOwnership:
                 log.warning("ignoring unreadable record of a MIG instance %s: %r", file, error)
                 continue
             if file.name == _file_name(own):
-                self._owned[own.card, own.start] = own
+                found[own.card, own.start] = own
+        self._owned = found
 
     def all(self) -> tuple[OwnedInstance, ...]:
         return tuple(sorted(self._owned.values()))
@@ -74,12 +76,12 @@ class MigOwnership:
         new = file.with_suffix(".new")
         new.write_bytes(orjson.dumps(asdict(own)))
         os.replace(new, file)
-        self._owned[own.card, own.start] = own
+        self._owned = {**self._owned, (own.card, own.start): own}
 
     def remove(self, own: OwnedInstance) -> None:
         """Forget an instance that does not exist any more. Raises OSError."""
         (self._folder / _file_name(own)).unlink(missing_ok=True)
-        self._owned.pop((own.card, own.start), None)
+        self._owned = {place: one for place, one in self._owned.items() if place != (own.card, own.start)}
 
 
 def _file_name(own: OwnedInstance) -> str:

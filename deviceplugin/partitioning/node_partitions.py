@@ -8,7 +8,9 @@ readers before the worker exists.
 from collections.abc import Sequence
 
 from mgpu.model.cards import Card
+from mgpu.model.ledger import Holding
 from mgpu.model.mig import layout_of
+from mgpu.model.mig_devices import MigDevice, foreign_holding
 from mgpu.model.node_slices import NO_SLICES, NodeSlices, slice_devices, unpartitioned_cards
 from mgpu.model.slice_names import MIG_CLAIMS
 
@@ -52,6 +54,16 @@ class NodePartitions:
         if self.state is None or self.state.mode != MIG_CLAIMS:
             return ()
         return tuple(gpu for gpu in gpus if layout_of(gpu.model, gpu.memory))
+
+    def cards_in_mig_mode(self) -> frozenset[int]:
+        """Return the indexes of those of `mig_cards` that are in MIG mode."""
+        return self.state.cards if self.state is not None and self.state.mode == MIG_CLAIMS else frozenset()
+
+    def foreign_instances(self) -> tuple[Holding, ...]:
+        """Return the MIG instances of `mig_cards` that were not created for claims, as holdings."""
+        if self.state is None or self.state.mode != MIG_CLAIMS or not self.state.existing:
+            return ()
+        return (foreign_holding(MigDevice(s.card, s.instance) for s in self.state.existing),)
 
     @property
     def reports_users(self) -> bool:

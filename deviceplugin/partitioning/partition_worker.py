@@ -234,7 +234,10 @@ class PartitionWorker:
         slices = reported.existing if self._has_observed else ()
         spec = Partitioning(reported.partitioning.spec)
         state = self._partitions.state
-        cards = state.cards if state and state.mode == reported.mode else frozenset()
+        is_same = state is not None and state.mode == reported.mode
+        cards = state.cards if state and is_same else frozenset()
+        if reported.mode == MIG_CLAIMS:
+            slices = state.existing if state and is_same else ()
         # The plan is published before cards are partitioned, so that they are not given out as whole in the meantime.
         self._publish(NodeSlices(reported.mode, spec, slices, cards))
         environments = self._inputs.files.environments()
@@ -298,13 +301,14 @@ class PartitionWorker:
 
     def _serve_claims(self, observed: ObservedPartitions) -> float:
         """Offer no slices to pods, because claims get the MIG instances (`deviceplugin.dra`)."""
-        self._publish(NodeSlices(MIG_CLAIMS, cards=observed.cards))
+        self._publish(NodeSlices(MIG_CLAIMS, existing=observed.slices, cards=observed.cards))
         self._has_observed = True
         self._warn_once("cards", observed.problems)
         if self._has_offered:
             self._plugins.offer((), ())
         self._report = None
-        self._status.write(None)
+        # The scheduler process gives no claim a card that is not in MIG mode, or the place of another instance.
+        self._status.write(SliceReport(observed.slices, observed.cards))
         return INTERVAL_SECONDS
 
     def _reconcile_unlabelled_node(self) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deviceplugin.mig.mig_driver import MigDriver
 from deviceplugin.mig.mode_manager import ModeManager
-from deviceplugin.partitioning.claimed_cards import ClaimedCards
+from deviceplugin.partitioning.claimed_cards import ClaimedCards, Places
 from deviceplugin.partitioning.mig_partitioner import MigPartitioner
 from deviceplugin.partitioning.mps_partitioner import ConfigMap, MpsDaemons, MpsPartitioner
 from deviceplugin.partitioning.node_partitions import NodePartitions
@@ -29,6 +29,7 @@ class PartitionService:
 
     Args:
         daemons: The MPS daemons; None if the container runtime has no CDI. No card is partitioned in that case.
+        owned: A function that returns the places of the MIG instances that exist for claims (`ClaimedCards`).
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class PartitionService:
         folder: Path,
         make_plugin: Callable[[str], Plugin],
         daemons: MpsDaemons | None,
+        owned: Callable[[], Places] = frozenset,
     ) -> None:
         own_settings = settings.deviceplugin
         self._enabled = settings.dialects.slices.enabled
@@ -51,7 +53,7 @@ class PartitionService:
         partitioners: dict[str, Partitioner] = {}
         if daemons is not None:
             partitioners[MIG] = MigPartitioner(driver, manager)
-            partitioners[MIG_CLAIMS] = ClaimedCards(driver, manager)
+            partitioners[MIG_CLAIMS] = ClaimedCards(driver, manager, owned)
             partitioners[MPS] = MpsPartitioner(self._config, daemons, manager)
         status = NodeStatusWriter(api, own_settings.node, inputs.watch)
         self._worker = PartitionWorker(inputs, partitions, partitioners, self._plugins, status)

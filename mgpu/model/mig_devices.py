@@ -7,7 +7,7 @@ device type and index (`mgpu.model.slice_names`), so what a pod and what a claim
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mgpu.model.cards import GPU, WHOLE_CORE, Card
@@ -87,12 +87,25 @@ def with_whole_cards(holding: Holding) -> Holding:
     While the node has the label, its cards are in no ledger, and nothing changes. Without the label the cards are there
     again, and no other pod or claim may have a card as long as it has instances.
     """
-    devices = instances_of(holding.shares)
-    if not devices:
-        return holding
-    cards = dict.fromkeys(device.card for device in devices)
-    whole = (Share(holding.shares[0].container, card, WHOLE_CORE, whole=True) for card in cards)
-    return replace(holding, shares=(*holding.shares, *whole))
+    whole = cards_of_instances(holding)
+    return holding if whole is None else replace(holding, shares=(*holding.shares, *whole.shares))
+
+
+def cards_of_instances(holding: Holding) -> Holding | None:
+    """Return a holding of the whole cards of the MIG instances of a claim; None if it has no instances."""
+    cards = dict.fromkeys(device.card for device in instances_of(holding.shares))
+    shares = tuple(Share(holding.shares[0].container, card, WHOLE_CORE, whole=True) for card in cards)
+    return replace(holding, shares=shares) if shares else None
+
+
+def cards_in(holding: Holding) -> tuple[Share, ...]:
+    """Return the shares of cards in a holding."""
+    return tuple(share for share in holding.shares if share.type == GPU)
+
+
+def foreign_holding(devices: Iterable[MigDevice]) -> Holding:
+    """Return MIG instances that exist without a claim as what a holder without a name has."""
+    return Holding("", "", "", "", "", tuple(share_of_instance("", device) for device in devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +116,13 @@ class MigCardState:
         used: the instances that claims and pods hold. They overlap if an allocation was written without mgpu.
         blocked: whether a holder has the card, or a part of it that is no MIG instance, so that it cannot have new
             instances. This happens if the node has had another label before.
+        in_mode: whether the card is in MIG mode, as far as that is known.
     """
 
     card: Card
     used: frozenset[Instance] = frozenset()
     blocked: bool = False
+    in_mode: bool = True
 
     @property
     def layout(self) -> Layout | None:
@@ -116,7 +131,7 @@ class MigCardState:
     def possible(self) -> tuple[Instance, ...]:
         """Return the instances that can be created beside those in use."""
         layout = self.layout
-        if layout is None or self.blocked or not self.card.healthy:
+        if layout is None or self.blocked or not self.in_mode or not self.card.healthy:
             return ()
         return possible_instances(layout, self.used)
 
@@ -128,7 +143,9 @@ class MigCardState:
         return instance in self.possible()
 
 
-def mig_card_states(cards: Iterable[Card], holdings: Sequence[Holding]) -> tuple[MigCardState, ...]:
+def mig_card_states(
+    cards: Iterable[Card], holdings: Sequence[Holding], in_mode: Collection[int] | None = None
+) -> tuple[MigCardState, ...]:
     """Return the states of the cards that support MIG, by index.
 
     A holder of an instance may also hold its whole card, which keeps other holders off the card where the label of the
@@ -137,9 +154,11 @@ def mig_card_states(cards: Iterable[Card], holdings: Sequence[Holding]) -> tuple
     Args:
         cards: the GPUs of a node.
         holdings: what pods and claims hold on the node.
+        in_mode: the indexes of the cards in MIG mode; None if that is not known.
     """
     found = (_state(card, holdings) for card in sorted(cards, key=lambda card: card.index))
-    return tuple(state for state in found if state is not None)
+    known = (state for state in found if state is not None)
+    return tuple(replace(one, in_mode=in_mode is None or one.card.index in in_mode) for one in known)
 
 
 def _state(card: Card, holdings: Sequence[Holding]) -> MigCardState | None:
@@ -224,8 +243,8 @@ def offers_of(card: Card) -> tuple[MigOffer, ...]:
 
 
 def taken_instances(state: MigCardState) -> frozenset[Instance]:
-    """Return the instances that a healthy card cannot have beside those in use."""
-    possible = replace(state, card=replace(state.card, healthy=True)).possible()
+    """Return the instances that a healthy card in MIG mode cannot have beside those in use."""
+    possible = replace(state, card=replace(state.card, healthy=True), in_mode=True).possible()
     return frozenset(offer.instance for offer in offers_of(state.card)).difference(possible)
 
 

@@ -21,7 +21,16 @@ from mgpu.model.mig_attributes import mig_attributes
 from mgpu.model.mig_devices import MigOffer, offers_of
 from mgpu.model.quantities import quantity_of_bytes
 from mgpu.model.resource_claims import CORES, MEMORY, MILLI_PER_PERCENT, device_name
-from mgpu.model.resource_slices import IN_USE, UNHEALTHY, Taint, attribute_value, make_object, slice_name, taint_rows
+from mgpu.model.resource_slices import (
+    IN_USE,
+    NOT_IN_MIG_MODE,
+    UNHEALTHY,
+    Taint,
+    attribute_value,
+    make_object,
+    slice_name,
+    taint_rows,
+)
 
 MOST_COUNTER_SETS = 8
 MOST_DEVICES = 64
@@ -35,11 +44,14 @@ class PublishedMigCard:
     """A card with the MIG instances that it offers to claims.
 
     Attributes:
-        taken: the instances that claims cannot have now, because pods without claims hold the card or a part of it.
+        taken: the instances that claims cannot have now, because pods without claims hold the card or a part of it, or
+            because somebody else has created instances.
+        in_mode: whether the card is in MIG mode.
     """
 
     card: Card
     taken: frozenset[Instance] = frozenset()
+    in_mode: bool = True
 
 
 def make_mig_slices(
@@ -120,8 +132,9 @@ def _rows(counters: Counters) -> Raw:
 
 
 def _devices(one: PublishedMigCard) -> Iterator[Raw]:
+    of_card = [*([UNHEALTHY] if not one.card.healthy else []), *([NOT_IN_MIG_MODE] if not one.in_mode else [])]
     for offer in offers_of(one.card):
-        taints = [UNHEALTHY] if not one.card.healthy else []
+        taints = [*of_card]
         if offer.instance in one.taken:
             taints.append(IN_USE)
         yield _device(offer, taints)

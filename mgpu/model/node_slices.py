@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu.model.cards import WHOLE_CORE, Card
@@ -90,13 +90,15 @@ class NodeSlices:
 
     Attributes:
         mode: the value of the node's label `gpu.partitioning`: MIG, MPS or MIG_CLAIMS; "" without the label. Under
-            MIG_CLAIMS all other attributes are empty, because ResourceClaims say which instances are used.
-        cards: the indexes of the cards that can be partitioned now: under MIG the cards in MIG mode, under MPS the
-            cards with slices.
+            MIG_CLAIMS there is no plan, and `existing` has only the instances that were not created for claims, because
+            ResourceClaims say which other ones exist. No pod can get these.
+        cards: the indexes of the cards that can be partitioned now: under MIG and MIG_CLAIMS the cards in MIG mode,
+            under MPS the cards with slices.
         planned: the slices of the plan with their positions; None if the positions are unknown, for example because
             another program wrote the plan, with counts alone.
         refused: the id of the plan that the agent could not apply, and the reason; None if there is none.
-        has_positions: whether the agent reports the positions of the slices, and not only their numbers.
+        has_positions: whether the agent reports the positions of the slices, and not only their numbers. Under
+            MIG_CLAIMS, whether it reports anything.
         preexisting: the slices of the plan that existed before the first plan of mgpu.
     """
 
@@ -160,7 +162,7 @@ def read_slices(node: Node) -> NodeSlices:
         allowed = f"{MIG}, {MPS} or {MIG_CLAIMS}"
         raise BadObject([Problem(f"metadata.labels[{LABEL}]", f"must be {allowed}, not {mode!r}")])
     if mode == MIG_CLAIMS:
-        return NodeSlices(mode)
+        return _read_beside_claims(node)
     partitioning = _of_mode(read_partitioning(node.annotations.get(ANNOTATION)), mode)
     made, cards, refused = _read_made(node.annotations.get(EXISTING))
     planned, standing = _read_planned(node.annotations.get(PLANNED), partitioning.plan)
@@ -173,6 +175,19 @@ def read_slices(node: Node) -> NodeSlices:
         made = _counted(partitioning)
         cards = frozenset(s.card for s in made)
     return NodeSlices(mode, partitioning, made, cards, planned, refused, placed, standing)
+
+
+def _read_beside_claims(node: Node) -> NodeSlices:
+    """Return the slices of a node whose MIG instances claims get.
+
+    Until the agent has seen the label, the annotation is about the plan of the former mode. No pod can get its free
+    slices any more.
+    """
+    made, cards, _ = _read_made(node.annotations.get(EXISTING))
+    of_mig = [s for s in made or () if mode_of(s.name) == MIG]
+    kept = tuple(replace(s, pod=s.pod or UNKNOWN_POD) for s in of_mig)
+    is_known = made is not None and len(of_mig) == len(made)
+    return NodeSlices(MIG_CLAIMS, existing=kept, cards=cards if is_known else frozenset(), has_positions=is_known)
 
 
 def _of_mode(found: Partitioning, mode: str) -> Partitioning:

@@ -45,6 +45,7 @@ UNHEALTHY = Taint("mgpu.io/unhealthy")
 CORDONED = Taint("mgpu.io/cordoned")
 PARTITIONED = Taint("mgpu.io/partitioned")
 IN_USE = Taint("mgpu.io/in-use")
+NOT_IN_MIG_MODE = Taint("mgpu.io/not-in-mig-mode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,8 @@ def _refusal(claim: Claim, wish: _Wish, one: WantedInstance, state: MigCardState
     index = state.card.index
     if not state.card.healthy:
         return CardRefusal(index, RejectionKind.UNHEALTHY, "unhealthy")
+    if not state.in_mode:
+        return CardRefusal(index, RejectionKind.SLICES, "not in MIG mode")
     if state.blocked:
         return CardRefusal(index, RejectionKind.IN_USE, "held by pods that have no MIG instances")
     limited = claim.card_constraints.reason_against(state.card)

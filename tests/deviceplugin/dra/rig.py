@@ -176,6 +176,12 @@ class ClaimNode:
     def mig_cards(self) -> tuple[Card, ...]:
         return ()
 
+    def cards_in_mig_mode(self) -> frozenset[int]:
+        return frozenset(card.index for card in self.mig_cards())
+
+    def foreign_instances(self) -> tuple[Holding, ...]:
+        return ()
+
     def whole(self) -> tuple[Card, ...]:
         return self.devices()
 

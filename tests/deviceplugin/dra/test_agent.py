@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deviceplugin.agent import Agent
+from mgpu.model.node_slices import EXISTING
 from mgpu.model.resource_claims import SLICES, claim_path
 from mgpu.model.resource_slices import WAKE, slice_name
 from tests.deviceplugin.dra.claims import allocation, claim_pod, request, result
@@ -242,6 +243,27 @@ def test_card_of_a_claim_is_not_partitioned_until_the_claim_is_unprepared(node: 
         assert not made(node)
         node.api.delete(f"{PODS}/p")
         until(lambda: made(node))
+
+
+def instance_taints(node: Node, card: int = 0) -> set[str] | None:
+    """Return the taints of all MIG instances of a card together; None if none is published."""
+    rows = [row for raw in node.api.list(SLICES)[0] for row in raw["spec"].get("devices") or ()]
+    own = [row for row in rows if row["name"].startswith(f"card-{card}-mig-")]
+    return {taint["key"] for row in own for taint in row.get("taints") or ()} if own else None
+
+
+def test_instances_of_a_card_are_not_offered_before_the_share_of_a_claim_has_ended(node: Node) -> None:
+    node.set_cards([{"model": "A100-SXM4-80GB", "memory": "80Gi"}] * 2)
+    with dra(node):
+        deploy(node, "p")
+        node.runs("p")
+        label(node, "mig-claims")
+        until(lambda: instance_taints(node, 1) == set())
+        assert instance_taints(node, 0) == {"mgpu.io/in-use", "mgpu.io/not-in-mig-mode"}
+        reported = node.api.get("/api/v1/nodes/n1")["metadata"]["annotations"][EXISTING]
+        assert reported == '{"cards": {"1": []}}'
+        node.api.delete(f"{PODS}/p")
+        until(lambda: instance_taints(node, 0) == set())
 
 
 def test_claim_is_not_prepared_on_a_card_that_is_reserved_for_slices(

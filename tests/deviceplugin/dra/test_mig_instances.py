@@ -1,6 +1,7 @@
 """MIG instances are created for claims and destroyed after them, whenever the agent dies, and no others are touched."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -241,3 +242,37 @@ def test_two_claims_at_the_same_time_do_not_both_get_a_place(node: Node) -> None
     with node.claims.preparing("a"), node.claims.preparing("b"):
         outcomes = asyncio.run(both())
     assert [type(outcome) for outcome in outcomes] == [str, RetryLater]
+
+
+def test_agent_waits_for_a_call_in_progress_before_it_hands_over(node: Node) -> None:
+    """The call was cancelled, and still creates its instance. The next agent must not take it for nobody's."""
+    begun = threading.Event()
+    release = threading.Event()
+
+    def step() -> None:
+        begun.set()
+        release.wait(10)
+
+    async def hand_over() -> None:
+        node.mig.step = step
+        call = asyncio.create_task(node.found.ensure("a", CARD.uuid, TWO))
+        await asyncio.to_thread(begun.wait)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        threading.Timer(0.05, release.set).start()
+        await node.found.settle()
+
+    with node.claims.preparing("a"):
+        asyncio.run(hand_over())
+    assert node.mig.instances.keys() == {TWO}
+    node.mig.step = lambda: None
+    node.restart()
+    node.collect()
+    assert node.mig.instances == {}
+
+
+def test_places_of_instances_are_known_before_they_exist(node: Node) -> None:
+    owned: list[object] = []
+    node.mig.step = lambda: owned.append(node.found.owned())
+    node.prepare("a", TWO)
+    assert owned == [{(CARD.uuid, TWO)}] * 2

@@ -10,6 +10,7 @@ from deviceplugin.delivery.cdi import CdiFiles, Edits
 from deviceplugin.kubelet.checkpoint import PodDevicesEntry
 from deviceplugin.mig.mig_driver import NvmlMig
 from deviceplugin.mig.mode_manager import ModeManager
+from deviceplugin.partitioning.claimed_cards import ClaimedCards
 from deviceplugin.partitioning.mig_partitioner import MigPartitioner
 from deviceplugin.partitioning.mps_partitioner import MpsPartitioner
 from deviceplugin.partitioning.node_partitions import NodePartitions
@@ -23,6 +24,7 @@ from mgpu.kube import ApiError
 from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
+from mgpu.model.mig import Instance
 from mgpu.model.mps_config import write_config
 from mgpu.model.node_slices import ANNOTATION, LABEL, PLANNED, NodeSlices, read_slices, with_spec, write_planned
 from mgpu.model.pods import read_node
@@ -149,6 +151,7 @@ class Rig:
         self.synced = True
         self.bare: frozenset[str] = frozenset()
         self.warnings: list[str] = []
+        self.owned: set[tuple[str, Instance]] = set()  # the instances of claims
         self.restart()
 
     def restart(self) -> "Rig":
@@ -168,6 +171,7 @@ class Rig:
         partitioners: dict[str, Partitioner] = {
             "mig": MigPartitioner(driver, manager),
             "mps": MpsPartitioner(self.mps, self.mps, manager),
+            "mig-claims": ClaimedCards(driver, manager, lambda: self.owned),
         }
         status = NodeStatusWriter(self.nodes, "n1", self.nodes)  # type: ignore[arg-type]
         self.partitions = NodePartitions(enabled=True)

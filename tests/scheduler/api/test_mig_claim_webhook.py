@@ -7,7 +7,7 @@ import pytest
 
 from mgpu.kube import Api
 from mgpu.model.device_object import write_device
-from mgpu.model.node_slices import LABEL
+from mgpu.model.node_slices import EXISTING, LABEL
 from mgpu.model.pods import Node
 from mgpu.model.resource_claims import SLICES, DeviceRequest
 from mgpu.model.resource_slices import WAKE, slice_name
@@ -275,3 +275,27 @@ def test_long_search_for_instances_is_charged_to_the_namespace(replica: Replica)
     snapshot = replica.state.node_snapshot("n1", found.uid)
     assert decider.assess(found, {f"r{i}" for i in range(16)}, snapshot) is not None
     assert budgets.remaining("default") < ALLOWANCE
+
+
+def report(replica: Replica, cards: str) -> None:
+    """Let the agent of n1 report its cards, and the instances that are not of claims."""
+    replica.api.put("nodes", {**labelled(), "metadata": labelled()["metadata"] | {"annotations": {EXISTING: cards}}})
+    replica.deliver()
+
+
+def test_card_that_is_not_in_mig_mode_gives_no_instances(replica: Replica) -> None:
+    report(replica, '{"cards": {"1": []}}')
+    given(replica, "a")
+    given(replica, "b", mig(profile="7g.80gb"))
+    assert devices(allocate(replica.api, "a", result("card-0-mig-2g-20gb-4"))) == ["card-1-mig-2g-20gb-4"]
+    error = denial(replica.api, "b", result("card-0-mig-7g-80gb-0"))
+    assert "1 not in MIG mode" in str(error)
+
+
+def test_place_of_an_instance_that_is_not_of_a_claim_is_given_to_nobody(replica: Replica) -> None:
+    report(replica, '{"cards": {"0": [{"profile": "3g.40gb", "start": 4}], "1": []}}')
+    given(replica, "a", mig(profile="2g.20gb"))
+    given(replica, "b", mig(profile="7g.80gb"))
+    assert devices(allocate(replica.api, "a", result("card-1-mig-2g-20gb-4"))) == ["card-0-mig-2g-20gb-2"]
+    assert devices(allocate(replica.api, "b", result("card-0-mig-7g-80gb-0"))) == ["card-1-mig-7g-80gb-0"]
+    assert replica.state.node_snapshot("n1", "").other_devices == ()
