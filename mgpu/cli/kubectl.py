@@ -7,6 +7,7 @@ to the plugin, add its name to `NAMES`.
 import click
 
 from mgpu.cli.main import Commands
+from mgpu.cli.version_option import version_option
 
 NAMES = ("inspect", "explain", "top", "doctor")
 
@@ -20,7 +21,7 @@ class Plugin(Commands):
 
 
 @click.command(cls=Plugin, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="mgpu", message="mgpu %(version)s")
+@version_option
 def plugin() -> None:
     """Show the GPUs of a cluster by the card. Nothing is written.
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from mgpu.cli.version_option import version_option
 from mgpu.model.errors import BadObject
 from mgpu.presentation.plain_text import one_line
 
@@ -97,7 +98,7 @@ def _report_missing(entry: EntryPoint, error: ModuleNotFoundError) -> NoReturn:
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="mgpu", message="mgpu %(version)s")
+@version_option
 def main() -> None:
     """Share GPUs by the card on Kubernetes.
 
