@@ -398,14 +398,14 @@ class ClaimPreparation:
             shown = self._around.exposure.edits(target, {VISIBLE: card.uuid}, gpus, gpus)
             edits = replace(shown, env=own_environment(claim.uid, position, card))
             yield own_device(claim.uid, position), edits
+        isolation = self._around.isolation
         for view in (one for one in views if one.name in served):
             edits = limits.get((claim.uid, view.name), Edits())
-            if len(views) > 1:
-                # Hooks of several views add up, but their variables do not. The back end sets the limits itself.
-                edits = replace(edits, hooks=())
-            yield view_device(claim.uid, view.name), Edits(view.environment()) | edits
-        isolation = self._around.isolation
             if view.name == WHOLE_CLAIM and isolation is not None:
                 # The container gets the devices of all views, and this one last (`claim_views`).
                 others = [limits[key] for key in sorted(limits) if key[1] != WHOLE_CLAIM]
                 edits = isolation.without_others(edits, others)
+            if len(views) > 1:
+                # Hooks of several views add up, but their variables do not. The back end sets the limits itself.
+                edits = replace(edits, hooks=())
+            yield view_device(claim.uid, view.name), Edits(view.environment()) | edits
