@@ -323,6 +323,11 @@ class Runtime:
         with self._lock:
             self._sandboxes.add(uid)
 
+    def sandboxes(self) -> list[str]:
+        """Return the UIDs of the pods that have a sandbox, sorted."""
+        with self._lock:
+            return sorted(self._sandboxes)
+
     def has_sandbox(self, uid: str) -> bool:
         """Return whether the pod has a sandbox. A pod gets one when its first container starts, if not before."""
         with self._lock:

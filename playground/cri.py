@@ -55,9 +55,9 @@ class Cri(services.RuntimeServiceServicer):
         return api.ListContainersResponse(containers=map(_row, rows))
 
     def ListPodSandbox(self, request: Any, context: Any) -> api.ListPodSandboxResponse:  # noqa: N802, ARG002
-        uid = request.filter.label_selector[UID]
-        ready = self._runtime.has_sandbox(uid)
-        rows = [api.PodSandbox(id=uid, state=api.SANDBOX_READY)] if ready else []
+        wanted = request.filter.label_selector.get(UID, "")
+        uids = [uid for uid in self._runtime.sandboxes() if wanted in ("", uid)]
+        rows = [api.PodSandbox(id=uid, state=api.SANDBOX_READY, labels={UID: uid}) for uid in uids]
         return api.ListPodSandboxResponse(items=rows)
 
     def ContainerStatus(self, request: Any, context: Any) -> api.ContainerStatusResponse:  # noqa: N802

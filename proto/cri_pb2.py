@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/cri.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"@\n\x0fVersionResponse\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08\"q\n\x0eStatusResponse\x12\x32\n\x04info\x18\x02 \x03(\x0b\x32$.runtime.v1.StatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x91\x01\n\x10PodSandboxFilter\x12G\n\x0elabel_selector\x18\x03 \x03(\x0b\x32/.runtime.v1.PodSandboxFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\x15ListPodSandboxRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxFilter\"D\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"\x8f\x01\n\x0f\x43ontainerFilter\x12\x46\n\x0elabel_selector\x18\x04 \x03(\x0b\x32..runtime.v1.ContainerFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x15ListContainersRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerFilter\"\xa4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x31\n\x06labels\x18\x08 \x03(\x0b\x32!.runtime.v1.Container.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"=\n\x14StopContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"\x17\n\x15StopContainerResponse\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x83\x01\n\x17\x43ontainerStatusResponse\x12;\n\x04info\x18\x02 \x03(\x0b\x32-.runtime.v1.ContainerStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10GetEventsRequest\"l\n\x16\x43ontainerEventResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12<\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.ContainerEventType*:\n\x0fPodSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x88\x01\n\x12\x43ontainerEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x32\xe1\x04\n\x0eRuntimeService\x12\x44\n\x07Version\x12\x1a.runtime.v1.VersionRequest\x1a\x1b.runtime.v1.VersionResponse\"\x00\x12Y\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponse\"\x00\x12Y\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\"\x00\x12V\n\rStopContainer\x12 .runtime.v1.StopContainerRequest\x1a!.runtime.v1.StopContainerResponse\"\x00\x12\\\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\"\x00\x12\x41\n\x06Status\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1.StatusResponse\"\x00\x12Z\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEventsRequest\x1a\".runtime.v1.ContainerEventResponse\"\x00\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/cri.proto\x12\nruntime.v1\"!\n\x0eVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"@\n\x0fVersionResponse\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\" \n\rStatusRequest\x12\x0f\n\x07verbose\x18\x01 \x01(\x08\"q\n\x0eStatusResponse\x12\x32\n\x04info\x18\x02 \x03(\x0b\x32$.runtime.v1.StatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x91\x01\n\x10PodSandboxFilter\x12G\n\x0elabel_selector\x18\x03 \x03(\x0b\x32/.runtime.v1.PodSandboxFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\x15ListPodSandboxRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.runtime.v1.PodSandboxFilter\"\xa7\x01\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.runtime.v1.PodSandboxState\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".runtime.v1.PodSandbox.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox\"\x8f\x01\n\x0f\x43ontainerFilter\x12\x46\n\x0elabel_selector\x18\x04 \x03(\x0b\x32..runtime.v1.ContainerFilter.LabelSelectorEntry\x1a\x34\n\x12LabelSelectorEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"D\n\x15ListContainersRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.runtime.v1.ContainerFilter\"\xa4\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x31\n\x06labels\x18\x08 \x03(\x0b\x32!.runtime.v1.Container.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"=\n\x14StopContainerRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07timeout\x18\x02 \x01(\x03\"\x17\n\x15StopContainerResponse\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x83\x01\n\x17\x43ontainerStatusResponse\x12;\n\x04info\x18\x02 \x03(\x0b\x32-.runtime.v1.ContainerStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x12\n\x10GetEventsRequest\"l\n\x16\x43ontainerEventResponse\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12<\n\x14\x63ontainer_event_type\x18\x02 \x01(\x0e\x32\x1e.runtime.v1.ContainerEventType*:\n\x0fPodSandboxState\x12\x11\n\rSANDBOX_READY\x10\x00\x12\x14\n\x10SANDBOX_NOTREADY\x10\x01*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03*\x88\x01\n\x12\x43ontainerEventType\x12\x1b\n\x17\x43ONTAINER_CREATED_EVENT\x10\x00\x12\x1b\n\x17\x43ONTAINER_STARTED_EVENT\x10\x01\x12\x1b\n\x17\x43ONTAINER_STOPPED_EVENT\x10\x02\x12\x1b\n\x17\x43ONTAINER_DELETED_EVENT\x10\x03\x32\xe1\x04\n\x0eRuntimeService\x12\x44\n\x07Version\x12\x1a.runtime.v1.VersionRequest\x1a\x1b.runtime.v1.VersionResponse\"\x00\x12Y\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponse\"\x00\x12Y\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\"\x00\x12V\n\rStopContainer\x12 .runtime.v1.StopContainerRequest\x1a!.runtime.v1.StopContainerResponse\"\x00\x12\\\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\"\x00\x12\x41\n\x06Status\x12\x19.runtime.v1.StatusRequest\x1a\x1a.runtime.v1.StatusResponse\"\x00\x12Z\n\x12GetContainerEvents\x12\x1c.runtime.v1.GetEventsRequest\x1a\".runtime.v1.ContainerEventResponse\"\x00\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,18 +35,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
   _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._loaded_options = None
   _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._loaded_options = None
   _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINER_LABELSENTRY']._loaded_options = None
   _globals['_CONTAINER_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._loaded_options = None
   _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
-  _globals['_PODSANDBOXSTATE']._serialized_start=1504
-  _globals['_PODSANDBOXSTATE']._serialized_end=1562
-  _globals['_CONTAINERSTATE']._serialized_start=1564
-  _globals['_CONTAINERSTATE']._serialized_end=1671
-  _globals['_CONTAINEREVENTTYPE']._serialized_start=1674
-  _globals['_CONTAINEREVENTTYPE']._serialized_end=1810
+  _globals['_PODSANDBOXSTATE']._serialized_start=1604
+  _globals['_PODSANDBOXSTATE']._serialized_end=1662
+  _globals['_CONTAINERSTATE']._serialized_start=1664
+  _globals['_CONTAINERSTATE']._serialized_end=1771
+  _globals['_CONTAINEREVENTTYPE']._serialized_start=1774
+  _globals['_CONTAINEREVENTTYPE']._serialized_end=1910
   _globals['_VERSIONREQUEST']._serialized_start=31
   _globals['_VERSIONREQUEST']._serialized_end=64
   _globals['_VERSIONRESPONSE']._serialized_start=66
@@ -63,36 +65,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODSANDBOXFILTER_LABELSELECTORENTRY']._serialized_end=427
   _globals['_LISTPODSANDBOXREQUEST']._serialized_start=429
   _globals['_LISTPODSANDBOXREQUEST']._serialized_end=498
-  _globals['_PODSANDBOX']._serialized_start=500
-  _globals['_PODSANDBOX']._serialized_end=568
-  _globals['_LISTPODSANDBOXRESPONSE']._serialized_start=570
-  _globals['_LISTPODSANDBOXRESPONSE']._serialized_end=633
-  _globals['_CONTAINERFILTER']._serialized_start=636
-  _globals['_CONTAINERFILTER']._serialized_end=779
+  _globals['_PODSANDBOX']._serialized_start=501
+  _globals['_PODSANDBOX']._serialized_end=668
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=623
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=668
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_start=670
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_end=733
+  _globals['_CONTAINERFILTER']._serialized_start=736
+  _globals['_CONTAINERFILTER']._serialized_end=879
   _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_start=375
   _globals['_CONTAINERFILTER_LABELSELECTORENTRY']._serialized_end=427
-  _globals['_LISTCONTAINERSREQUEST']._serialized_start=781
-  _globals['_LISTCONTAINERSREQUEST']._serialized_end=849
-  _globals['_CONTAINER']._serialized_start=852
-  _globals['_CONTAINER']._serialized_end=1016
-  _globals['_CONTAINER_LABELSENTRY']._serialized_start=971
-  _globals['_CONTAINER_LABELSENTRY']._serialized_end=1016
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1018
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=1085
-  _globals['_STOPCONTAINERREQUEST']._serialized_start=1087
-  _globals['_STOPCONTAINERREQUEST']._serialized_end=1148
-  _globals['_STOPCONTAINERRESPONSE']._serialized_start=1150
-  _globals['_STOPCONTAINERRESPONSE']._serialized_end=1173
-  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=1175
-  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=1238
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=1241
-  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=1372
+  _globals['_LISTCONTAINERSREQUEST']._serialized_start=881
+  _globals['_LISTCONTAINERSREQUEST']._serialized_end=949
+  _globals['_CONTAINER']._serialized_start=952
+  _globals['_CONTAINER']._serialized_end=1116
+  _globals['_CONTAINER_LABELSENTRY']._serialized_start=623
+  _globals['_CONTAINER_LABELSENTRY']._serialized_end=668
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=1118
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=1185
+  _globals['_STOPCONTAINERREQUEST']._serialized_start=1187
+  _globals['_STOPCONTAINERREQUEST']._serialized_end=1248
+  _globals['_STOPCONTAINERRESPONSE']._serialized_start=1250
+  _globals['_STOPCONTAINERRESPONSE']._serialized_end=1273
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=1275
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=1338
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=1341
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=1472
   _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_start=236
   _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_end=279
-  _globals['_GETEVENTSREQUEST']._serialized_start=1374
-  _globals['_GETEVENTSREQUEST']._serialized_end=1392
-  _globals['_CONTAINEREVENTRESPONSE']._serialized_start=1394
-  _globals['_CONTAINEREVENTRESPONSE']._serialized_end=1502
-  _globals['_RUNTIMESERVICE']._serialized_start=1813
-  _globals['_RUNTIMESERVICE']._serialized_end=2422
+  _globals['_GETEVENTSREQUEST']._serialized_start=1474
+  _globals['_GETEVENTSREQUEST']._serialized_end=1492
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_start=1494
+  _globals['_CONTAINEREVENTRESPONSE']._serialized_end=1602
+  _globals['_RUNTIMESERVICE']._serialized_start=1913
+  _globals['_RUNTIMESERVICE']._serialized_end=2522
 # @@protoc_insertion_point(module_scope)

@@ -1,9 +1,9 @@
 """The client of the node's container runtime (CRI).
 
 `pods.remnants` asks whether a deleted pod still runs, and stops its containers. `pods.unrecorded_pods` reads the
-environments of containers, `usage.usage_reader` asks for the names of containers, and `deviceplugin.agent` runs
-`follow`, which asks whether the runtime has CDI. All queries have deadlines. If the runtime is absent or does not
-answer, they raise RetryLater; callers must not take this for a negative answer.
+environments of containers, `usage.usage_reader` asks for the names of containers, `dra.claim_cleanup` asks which pods
+run, and `deviceplugin.agent` runs `follow`, which asks whether the runtime has CDI. All queries have deadlines. If the
+runtime is absent or does not answer, they raise RetryLater; callers must not take this for a negative answer.
 """
 
 import asyncio
@@ -122,6 +122,21 @@ class ContainerRuntime:
         except grpc.aio.AioRpcError as error:
             raise _as_retry_later(error) from error
         return any(row.state == api.SANDBOX_READY for row in sandboxes.items)
+
+    async def live_pods(self) -> frozenset[str]:
+        """Return the UIDs of the pods of which a container may run, or may still start (`is_running`).
+
+        Raises RetryLater. Containers and sandboxes that are not the kubelet's have no UID, and are left out.
+        """
+        stub = self._stub()
+        try:
+            containers = await stub.ListContainers(api.ListContainersRequest(), timeout=_QUERY_SECONDS)
+            sandboxes = await stub.ListPodSandbox(api.ListPodSandboxRequest(), timeout=_QUERY_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _as_retry_later(error) from error
+        rows = [row for row in containers.containers if row.state in _MAY_RUN]
+        rows += [row for row in sandboxes.items if row.state == api.SANDBOX_READY]
+        return frozenset(uid for row in rows if (uid := row.labels.get(_UID, "")))
 
     async def stop_containers(self, uid: str) -> int:
         """Kill the running containers of the pod, and return their number. Raises RetryLater.

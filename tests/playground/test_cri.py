@@ -58,6 +58,7 @@ def test_cri_running_container_is_listed_with_its_environment(folder: Path, runt
     assert request(folder, lambda cri: cri.is_running(uid, sandbox=False)) is True
     assert request(folder, lambda cri: cri.environments(uid)) == {"c": {"A": "1"}}
     assert request(folder, lambda cri: cri.is_running("another", sandbox=True)) is False
+    assert request(folder, lambda cri: cri.live_pods()) == {uid}
     assert request(folder, lambda cri: cri.query_cdi()) is True
 
 
@@ -66,7 +67,9 @@ def test_cri_pod_between_containers_runs_until_its_sandbox_is_removed(folder: Pa
     runtime.end(runtime.containers(uid)[0])
     assert request(folder, lambda cri: cri.is_running(uid, sandbox=False)) is False
     assert request(folder, lambda cri: cri.is_running(uid, sandbox=True)) is True
+    assert request(folder, lambda cri: cri.live_pods()) == {uid}
     runtime.remove_sandbox(uid)
+    assert request(folder, lambda cri: cri.live_pods()) == frozenset()
     assert request(folder, lambda cri: cri.is_running(uid, sandbox=True)) is False
 
 

@@ -9,7 +9,7 @@ import pytest
 from deviceplugin.dra.claim_cleanup import ClaimCleanup
 from deviceplugin.dra.claim_status import ClaimApi
 from mgpu.model.errors import RetryLater
-from tests.deviceplugin.dra.claims import claim, claim_pod, uid_of
+from tests.deviceplugin.dra.claims import claim, claim_pod
 from tests.deviceplugin.dra.rig import ClaimNode
 
 
@@ -17,16 +17,16 @@ class Runtime:
     """The container runtime.
 
     Attributes:
-        running: The UIDs of pods with running containers; None if it does not answer.
+        live: The UIDs of the pods that run or may still start containers; None if it does not answer.
     """
 
     def __init__(self) -> None:
-        self.running: set[str] | None = set()
+        self.live: frozenset[str] | None = frozenset()
 
-    async def is_running(self, uid: str, *, sandbox: bool) -> bool:  # noqa: ARG002
-        if self.running is None:
+    async def live_pods(self) -> frozenset[str]:
+        if self.live is None:
             raise RetryLater("there is no container runtime")
-        return uid in self.running
+        return self.live
 
 
 class Site:
@@ -39,11 +39,9 @@ class Site:
         self.node.prepare()
         self.node.api.remove("a")
         self.node.drop(claim_pod())
-        self.state = folder / "dra_manager_state"
-        self.state.write_text("{}")
         self.runtime = Runtime()
-        api = ClaimApi(self.node.api)
-        self.cleanup = ClaimCleanup(self.node.claims, api, self.state, self.node.pods, self.runtime)
+        node = self.node
+        self.cleanup = ClaimCleanup(node.claims, ClaimApi(node.api), node.pods, node.users, self.runtime)
 
     def rounds(self, count: int = 2) -> None:
         for _ in range(count):
@@ -66,14 +64,6 @@ def test_record_that_nobody_knows_is_removed_in_the_second_round(site: Site) -> 
     assert site.node.claims.holdings() == ()
 
 
-def known_to_the_kubelet(site: Site) -> None:
-    site.state.write_text(f'{{"Data": "{uid_of("a")}"}}')
-
-
-def without_a_state_file(site: Site) -> None:
-    site.state.unlink()
-
-
 def still_allocated(site: Site) -> None:
     site.node.api.put(claim())
 
@@ -87,22 +77,32 @@ def with_its_pod(site: Site) -> None:
 
 
 def with_running_containers(site: Site) -> None:
-    site.runtime.running = {"uid-p"}
+    site.runtime.live = frozenset({"uid-p"})
+
+
+def with_a_pod_that_came_later(site: Site) -> None:
+    """The kubelet does not have a claim prepared again for a second pod."""
+    site.node.take(claim_pod("q"))
+
+
+def with_containers_of_a_pod_that_was_deleted_by_force(site: Site) -> None:
+    """It may be a second pod of the claim."""
+    site.runtime.live = frozenset({"uid-q"})
 
 
 def without_an_answer_of_the_runtime(site: Site) -> None:
-    site.runtime.running = None
+    site.runtime.live = None
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        known_to_the_kubelet,
-        without_a_state_file,
         still_allocated,
         unknown_to_the_api,
         with_its_pod,
         with_running_containers,
+        with_a_pod_that_came_later,
+        with_containers_of_a_pod_that_was_deleted_by_force,
         without_an_answer_of_the_runtime,
     ],
 )
@@ -110,6 +110,13 @@ def test_record_stays_while_it_may_be_needed(site: Site, change: Callable[[Site]
     change(site)
     site.rounds(3)
     assert site.is_kept()
+
+
+def test_other_pods_of_the_node_do_not_matter(site: Site) -> None:
+    site.node.take(claim_pod("q", claims=["b"]))
+    site.runtime.live = frozenset({"uid-q"})
+    site.rounds()
+    assert not site.is_kept()
 
 
 def test_claim_that_was_allocated_again_elsewhere_is_removed(site: Site) -> None:
