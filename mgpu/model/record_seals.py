@@ -14,11 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import orjson
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+if TYPE_CHECKING:
+    # At run time it is imported with the keys: it takes 7 MiB, and agents without keys and most commands need none.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 SEAL = "mgpu.io/seal"
 """The annotation with the seal of the pod's placement annotations: `v1.<key id>.<UID of the subject>.<signature>`."""
@@ -72,7 +74,7 @@ class Seal:
 class Signer:
     """Signs records with a private key, which only the scheduler has."""
 
-    key: Ed25519PrivateKey
+    key: "Ed25519PrivateKey"
 
     @cached_property
     def id(self) -> str:
@@ -93,7 +95,7 @@ class Keys:
     """
 
     since: str
-    public: Mapping[str, Ed25519PublicKey]
+    public: Mapping[str, "Ed25519PublicKey"]
     signer: Signer | None = None
 
     def names_known_key(self, text: str) -> bool:
@@ -115,6 +117,8 @@ class Keys:
         public = self.public.get(seal.key)
         if public is None:
             return f"no key with the id {seal.key} is configured"
+        from cryptography.exceptions import InvalidSignature
+
         try:
             public.verify(bytes.fromhex(seal.signature), _content(subject, record))
         except InvalidSignature:
@@ -125,7 +129,7 @@ class Keys:
 _MISMATCH = "it was made for another record, pod, or node, or the record has been changed"
 
 
-def key_id(key: Ed25519PublicKey) -> str:
+def key_id(key: "Ed25519PublicKey") -> str:
     """Return the id that a key has in seals: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
     return sha256(key.public_bytes_raw()).hexdigest()[:16]
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from mgpu.model.quantities import format_core
 from mgpu.model.usage_problems import EXPLANATIONS
 from mgpu.presentation.card_views import NodeView
@@ -198,6 +196,9 @@ class _Samples:
 
 def _read_samples(lines: str) -> _Samples:
     """Return the values in the lines. Raises ValueError, IndexError or KeyError if a line is malformed."""
+    # Only now, because it takes 20 ms, and not every command shows use.
+    from prometheus_client.parser import text_string_to_metric_families
+
     found = _Samples()
     for metric in text_string_to_metric_families(lines):
         for sample in metric.samples:

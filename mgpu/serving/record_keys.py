@@ -1,22 +1,23 @@
 """Reads the keys that seal and verify allocation records, from files that the settings name (docs/security.md).
 
 A key that cannot be read must be an error, because without keys every record would count. The scheduler, the agents and
-`mgpu doctor` read the keys.
+`mgpu doctor` read the keys. Only the functions that read a key import cryptography, because it takes 7 MiB, and an agent
+without keys needs none of it.
 """
 
 import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from typing import TYPE_CHECKING
 
 from mgpu.dialects.record_verification import RecordVerifier
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.record_seals import Keys, Signer, key_id
 from mgpu.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def read_public_keys(path: str, texts: Mapping[str, str]) -> Keys:
     return Keys(_time(f"{path}[{SINCE}]", texts.get(SINCE, "").strip()), {key_id(key): key for key in keys})
 
 
-def _public_keys(folder: Path) -> Iterator[Ed25519PublicKey]:
+def _public_keys(folder: Path) -> Iterator["Ed25519PublicKey"]:
     files = sorted(folder.glob("*.pem"))
     if not files:
         raise _bad(_PUBLIC, f"{folder} has no file *.pem; it must have the public key of {_SIGNING}")
@@ -79,7 +80,11 @@ def _public_keys(folder: Path) -> Iterator[Ed25519PublicKey]:
         yield _public_key(f"{_PUBLIC}: {file}", _read(_PUBLIC, file))
 
 
-def _public_key(path: str, pem: bytes) -> Ed25519PublicKey:
+def _public_key(path: str, pem: bytes) -> "Ed25519PublicKey":
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
         key = load_pem_public_key(pem)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -90,6 +95,10 @@ def _public_key(path: str, pem: bytes) -> Ed25519PublicKey:
 
 
 def _signer(file: Path) -> Signer:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         key = load_pem_private_key(_read(_SIGNING, file), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
