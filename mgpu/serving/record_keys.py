@@ -1,8 +1,8 @@
 """Reads the keys that seal and verify allocation records, from files that the settings name (docs/security.md).
 
 A key that cannot be read must be an error, because without keys every record would count. The scheduler, the agents and
-`mgpu doctor` read the keys. Only the functions that read a key import cryptography, because it takes 7 MiB, and an agent
-without keys needs none of it.
+`mgpu doctor` read the keys. Only the functions that read a key import cryptography, because it takes 7 MiB, and agents
+without keys need none of it.
 """
 
 import logging
