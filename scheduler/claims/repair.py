@@ -20,7 +20,6 @@ are bound already could not start, so claims with several pods are not moved.
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -30,33 +29,27 @@ from mgpu.model.claim_object import read_claim, read_stored_claim
 from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, cards_by_index
 from mgpu.model.ledger import shares_of
-from mgpu.model.pod_constraints import NO_CONSTRAINTS
 from mgpu.model.raw_objects import table_at
 from mgpu.model.resource_claims import (
     API,
     DRIVER,
     REPAIR,
     Claim,
-    Result,
-    card_index,
-    claim_holding,
     claim_path,
     gpu_request,
     is_newer,
 )
 from mgpu.settings import CARD_POLICIES
 from scheduler import metrics
+from scheduler.claims.suspects import Suspects
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.events import Warn
 from scheduler.decisions.claim_allocation import changes, with_changes
-from scheduler.decisions.claim_decider import ClaimDecider, fits
+from scheduler.decisions.claim_decider import ClaimDecider
 
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.5
-_ROUND_WORK = 0.1
-"""The seconds of CPU time after which a round examines no more claims. A tenant may have thousands of claims that are
-never delivered, and examining one takes up to 10 ms."""
 REASON = "MgpuNoCards"
 _REPEAT_SECONDS = 60.0
 """The interval at which the Event about a claim that fits on no card is repeated."""
@@ -84,7 +77,6 @@ class ClaimRepair:
         api: An API client that writes only while this replica leads (`mgpu.kube.fence`).
         warn: Creates an Event of type Warning.
         may_decide: Raises RetryLater while this replica must not decide.
-        cpu_clock: Returns the CPU time of the thread.
     """
 
     def __init__(
@@ -95,7 +87,6 @@ class ClaimRepair:
         warn: Warn,
         may_decide: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._state = state
         self._decider = decider
@@ -103,13 +94,9 @@ class ClaimRepair:
         self._warn = warn
         self._may_decide = may_decide
         self._clock = clock
-        self._suspects: frozenset[str] = frozenset()
+        self._suspects = Suspects(state)
         self._warned: dict[str, float] = {}
         self._moved: dict[str, _Move] = {}  # By UID.
-        self._cpu_clock = cpu_clock
-        self._fitting: dict[str, tuple[Claim, int | None]] = {}  # By UID, a claim that fits, and the node's version.
-        self._examined: dict[str, int] = {}  # By UID, the round in which a claim was examined.
-        self._rounds = 0
 
     def work(self) -> None:
         """Examine all claims once."""
@@ -122,38 +109,13 @@ class ClaimRepair:
         for claim in interrupted:
             if claim.uid not in self._moved:
                 self._try(claim, self._finish)
-        suspects = self._find_suspects()
-        for claim in suspects:
+        before = self._suspects.uids
+        for claim in self._suspects.find():
             # In the first round, a claim that does not fit may only be observed earlier than the end of another pod.
-            if claim.uid in self._suspects and not self._is_moving_on(claim.node) and not self._fits(claim):
+            if claim.uid in before and not self._is_moving_on(claim.node) and not self._suspects.fits(claim):
                 self._try(claim, self._repair)
-        self._suspects = frozenset(claim.uid for claim in suspects)
-        present = self._suspects.union(claim.uid for claim in interrupted)
+        present = self._suspects.uids.union(claim.uid for claim in interrupted)
         self._warned = {uid: at for uid, at in self._warned.items() if uid in present}
-
-    def _find_suspects(self) -> list[Claim]:
-        """Return the claims that do not fit, of those that can be moved and that the time suffices for."""
-        claims = [claim for claim in self._state.claims.unprepared() if not claim.repair]
-        versions = self._state.node_versions()
-        known = {claim.uid: (claim, versions.get(claim.node)) for claim in claims}
-        self._fitting = {uid: seen for uid, seen in self._fitting.items() if known.get(uid) == seen}
-        # Those that were suspects in the last round, and those that were examined longest ago, come first.
-        self._examined = {claim.uid: self._examined.get(claim.uid, 0) for claim in claims}
-        order = sorted(claims, key=lambda claim: (claim.uid not in self._suspects, self._examined[claim.uid]))
-        self._rounds += 1
-        end = self._cpu_clock() + _ROUND_WORK
-        found = set()
-        for claim in order:
-            if claim.uid in self._fitting:
-                continue
-            if self._cpu_clock() > end:
-                break
-            self._examined[claim.uid] = self._rounds
-            if self._fits(claim):
-                self._fitting[claim.uid] = known[claim.uid]
-            else:
-                found.add(claim.uid)
-        return [claim for claim in claims if claim.uid in found]
 
     def _is_moving_on(self, node: str) -> bool:
         """Return whether a move on this node has not been observed yet.
@@ -161,17 +123,6 @@ class ClaimRepair:
         The moved claim still holds its former cards, too, for which another claim seems not to fit.
         """
         return any(move.node == node for move in self._moved.values())
-
-    def _fits(self, claim: Claim) -> bool:
-        if any(_is_unknown(result) for result in claim.results):
-            return False
-        holding = claim_holding(claim)
-        if holding is None:
-            return True
-        snapshot = self._state.node_snapshot(claim.node, claim.uid)
-        # Users may change the annotations at any time, and a claim must not be moved for that.
-        request = replace(gpu_request(claim), constraints=NO_CONSTRAINTS)
-        return fits(request, holding.shares, snapshot)
 
     def _try(self, claim: Claim, step: Callable[[Claim], None]) -> None:
         extra = {"claim": claim.uid}
@@ -276,11 +227,6 @@ class ClaimRepair:
         if last is None or self._clock() - last >= _REPEAT_SECONDS:
             self._warned[claim.uid] = self._clock()
             self._warn(claim_reference(claim), REASON, message)
-
-
-def _is_unknown(result: Result) -> bool:
-    """Return whether the device of a result is neither a card nor a MIG instance."""
-    return card_index(result.device) is None and result.mig_device is None and not result.admin
 
 
 def claim_reference(claim: Claim) -> dict[str, Any]:

@@ -193,7 +193,8 @@ class TestTime:
     def examined(self, replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         now = 0.0
         found: list[str] = []
-        original = replica.claim_repair._fits
+        suspects = replica.claim_repair._suspects
+        original = suspects.fits
 
         def fits(one: Claim) -> bool:
             nonlocal now
@@ -201,8 +202,8 @@ class TestTime:
             found.append(one.name)
             return original(one)
 
-        monkeypatch.setattr(replica.claim_repair, "_fits", fits)
-        monkeypatch.setattr(replica.claim_repair, "_cpu_clock", lambda: now)
+        monkeypatch.setattr(suspects, "fits", fits)
+        monkeypatch.setattr(suspects, "_cpu_clock", lambda: now)
         return found
 
     def test_claims_that_fit_are_examined_once_while_their_node_stays_as_it_is(
