@@ -21,7 +21,7 @@ from mgpu.model.raw_objects import table_at
 from mgpu.serving.app import ReviewObserver, new_app, serve_probes, serve_reviews
 from mgpu.serving.review import Reply, Review, allow, deny
 from mgpu.settings import Settings
-from webhook.claim_pods import mark
+from webhook.claim_mark import mark
 from webhook.mtgpupod_rebuild import FindMtgpuPod, is_rebuilt, rebuild
 from webhook.mtgpupod_rules import validate_mtgpupod_create, validate_mtgpupod_update
 from webhook.pod_conversion import convert, converted_problems, restore

@@ -18,7 +18,7 @@ from mgpu.model.quantities import QuantityError
 from mgpu.settings import Settings
 from playground.simulate.claim_files import pod_problems
 from playground.simulate.documents import Raw
-from webhook.claim_pods import mark
+from webhook.claim_mark import mark
 from webhook.pod_conversion import convert
 from webhook.pod_mutation import mutate
 from webhook.pod_rules import validate_create

@@ -1,7 +1,7 @@
 """Reads what pods request through open ResourceClaims, those that are not allocated yet, so that nodes can be rated.
 
 kube-scheduler calls its extender only for pods that name a managed resource. mgpu's webhook adds the resource
-`mgpu.io/claims` with the amount 0 to pods with claims (`webhook.claim_pods`), which nothing else notices. So
+`mgpu.io/claims` with the amount 0 to pods with claims (`webhook.claim_mark`), which nothing else notices. So
 kube-scheduler asks mgpu for the nodes of these pods, too, and the node is chosen by the ledger and by the node policy
 and not by the order of kube-scheduler's own allocator. The claims of the pod then count like the containers of another
 pod. A claim that is allocated already fixes the node, and kube-scheduler itself takes that into account.

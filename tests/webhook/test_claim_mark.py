@@ -6,7 +6,7 @@ import jsonpatch
 
 from mgpu.model.resource_claims import MARK
 from tests import builders as b
-from webhook.claim_pods import mark
+from webhook.claim_mark import mark
 
 
 def marked(pod: dict[str, Any]) -> dict[str, Any]:
