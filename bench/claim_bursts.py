@@ -34,8 +34,14 @@ from playground.processes import Process, free_port
 from tests import builders
 from tests.builders import cards
 
-NODES, PODS, ROUNDS = 12, 300, 3
-_BURST_NODES, _BURST_CARDS, _BURST_PODS, _SEEDS = 3, 4, 60, 10
+NODES = 12
+PODS = 300
+ROUNDS = 3
+_BURST_NODES = 3
+_BURST_CARDS = 4
+"""The cards of each node of a burst."""
+_BURST_PODS = 60
+_SEEDS = 10
 _SIZES = ((10, 6), (20, 14), (30, 20))
 """The compute in percent of a card, and the memory in GiB, of the pods of a burst. A card has 80 GiB."""
 _PODS = "/api/v1/namespaces/default/pods"
