@@ -20,6 +20,7 @@ from mgpu.model.errors import BadObject, RetryLater
 from mgpu.model.gpu_requests import Rejection, RejectionKind
 from mgpu.model.pods import read_pod
 from mgpu.model.raw_objects import table_at
+from mgpu.model.resource_claims import Claim
 from mgpu.serving.app import new_app, serve_posts
 from mgpu.serving.deadlines import watch_client
 from mgpu.serving.posts import View, read_body
@@ -32,6 +33,7 @@ from scheduler.cluster.reservations import Reservation
 from scheduler.decisions.decider import pod_path
 from scheduler.decisions.effort_budgets import CallerGone, EffortExceeded, never
 from scheduler.decisions.filter import Filtered
+from scheduler.decisions.instance_filter import InstanceFilter
 from scheduler.decisions.preemption import Victims
 from scheduler.decisions.shortlist import Shortlists
 from scheduler.decisions.suggestions import WaitingPod
@@ -61,6 +63,7 @@ class Extender:
         self._replica = replica
         self._decider = replica.decider
         self._shortlists = Shortlists(replica.filter, replica.settings.scheduler.filtered_nodes)
+        self._instances = InstanceFilter(replica.state, replica.claim_decider)
 
     def filter(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:
         """Answer an ExtenderArgs with an ExtenderFilterResult."""
@@ -68,6 +71,7 @@ class Extender:
         gpu_pod, raw, names, nodes = self._scheduling(body)
         if gpu_pod:
             result = self._replica.in_flight.filter(gpu_pod, names, gone)
+            self._reject_for_instances(raw, result)
             self._follow_up(gpu_pod, result, began)
             if not result.passed and _SAMPLE <= len(names) < self._replica.state.node_count():
                 self._look_elsewhere(gpu_pod, raw)
@@ -76,6 +80,7 @@ class Extender:
                 self._replica.in_flight.expect(gpu_pod, passed)  # kube-scheduler does not call `prioritize` then.
         else:
             result = self._replica.filter.filter_without_request(read_pod(raw), names)
+            self._reject_for_instances(raw, result)
             passed = result.passed
         failed, hopeless = result.failed, result.hopeless
         if passed and len(failed) + len(hopeless) > _REASONS:
@@ -84,6 +89,21 @@ class Extender:
         if nodes is None:
             return {"NodeNames": passed, **answer}
         return {"Nodes": {"items": [nodes[name] for name in passed]}, **answer}
+
+    def _reject_for_instances(self, raw: Mapping[str, Any], result: Filtered) -> None:
+        """Reject the nodes that have no MIG instances for a claim of the pod, of those that have passed."""
+        claims = self._instance_claims(raw)
+        rejected = self._instances.rejections(claims, result.passed) if claims else {}
+        for name, rejection in rejected.items():
+            result.reject((name,), rejection)
+        if rejected:
+            result.leave_out(rejected.keys())
+
+    def _instance_claims(self, raw: Mapping[str, Any]) -> tuple[Claim, ...]:
+        claims = self._instances.claims_of(raw)
+        if claims:
+            self._replica.may_decide()  # See `_pod`.
+        return claims
 
     def _follow_up(self, gpu_pod: GpuPod, result: Filtered, began: float) -> None:
         """Report the result to the parts of the scheduler that can help the pod. The method returns at once."""
@@ -104,10 +124,13 @@ class Extender:
 
     def prioritize(self, body: Body, gone: CallerGone = never) -> list[dict[str, Any]]:
         """Answer an ExtenderArgs with a HostPriorityList: 0 to 10 points for each node."""
-        gpu_pod, _, names, _ = self._scheduling(body)
-        scores = self._shortlists.scores(gpu_pod, names, gone) if gpu_pod else [0] * len(names)
+        gpu_pod, raw, names, _ = self._scheduling(body)
         if gpu_pod:
+            scores = self._shortlists.scores(gpu_pod, names, gone)
             self._replica.in_flight.expect(gpu_pod, names, scores)
+        else:
+            claims = self._instance_claims(raw)
+            scores = self._instances.scores(claims, names) if claims else [0] * len(names)
         return [{"Host": name, "Score": score} for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, body: Body, gone: CallerGone = never) -> dict[str, Any]:

@@ -52,7 +52,7 @@ _ATTEMPTS = 50
 _SAMPLE_SECONDS = 10.0
 """How long the models of the cluster's cards are remembered, for the question whether a DeviceClass is for cards."""
 
-Found = TypeVar("Found", bound=Placement | Rejection | None)
+Found = TypeVar("Found", bound=Placement | Rejection | int | None)
 
 Excluded = Mapping[str, Mapping[int, str]]
 """By request of a claim, the cards that its selectors exclude, each with the reason."""
@@ -83,7 +83,7 @@ class ClaimDecider:
         self._settings = settings
         self._budgets = budgets or EffortBudgets()
         self._selectors = selectors or Selectors()
-        self._instances = InstanceDecider(state, self._selectors)
+        self._instances = InstanceDecider(state, self._selectors, clock)
         self._flights = flights or PodsInFlight()
         self._clock = clock
         self._samples: tuple[float, list[Card]] = (0.0, [])
@@ -203,13 +203,30 @@ class ClaimDecider:
         request = requests_before_allocation(claim, of_cards)
         if not request.containers and not of_instances:
             return _final(RejectionKind.NO_DEVICE, "the claim requests no devices of mgpu's driver")
-        found = self.place(claim, request, snapshot) if request.containers else None
-        if isinstance(found, Placement):
-            found = repeats_rejection(found)
-        if found is not None or not of_instances:
-            return found
+        rejection = self._assess_cards(claim, request, snapshot) if request.containers else None
+        if rejection is not None or not of_instances:
+            return rejection
         return self._search_instances(
             claim, request, lambda budget: self._instances.assess(claim, of_instances, snapshot, budget)
+        )
+
+    def _assess_cards(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Rejection | None:
+        """Return why the cards of the node do not suffice for this request of a claim, or None.
+
+        kube-scheduler never chooses a card twice for one request, so a placement that does is a rejection.
+        """
+        found = self.place(claim, request, snapshot)
+        return repeats_rejection(found) if isinstance(found, Placement) else found
+
+    def cost_of_instances(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> int:
+        """Return how many MIG instances can no longer be created on a node once these requests have theirs.
+
+        0 if they do not fit. Raises EffortExceeded.
+        """
+        chosen = {one.name for one in claim.requests if one.name in names and self.is_for_instances(one)}
+        request = requests_before_allocation(claim, ())
+        return self._search_instances(
+            claim, request, lambda budget: self._instances.cost(claim, chosen, snapshot, budget)
         )
 
     def _search_instances(

@@ -7,7 +7,7 @@ that its selectors and constraints allow (`scheduler.engine.mig_placement`). For
 """
 
 import time
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mgpu.model.gpu_requests import CardRefusal, GpuRequest, Placement, Rejection, RejectionKind
@@ -20,7 +20,7 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
 from scheduler.engine.effort import Budget
-from scheduler.engine.mig_placement import InstanceRule, WantedInstance, place_instances
+from scheduler.engine.mig_placement import InstanceRule, WantedInstance, cost_of, place_instances
 
 _SAMPLE_SECONDS = 10.0
 """How long the instances that the cluster offers are remembered, for the question whether a class is for instances."""
@@ -47,9 +47,10 @@ class _Wish:
 class InstanceDecider:
     """Decides the MIG instances of claims. Thread-safe."""
 
-    def __init__(self, state: ClusterCache, selectors: Selectors) -> None:
+    def __init__(self, state: ClusterCache, selectors: Selectors, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._selectors = selectors
+        self._clock = clock
         self._samples: tuple[float, list[MigOffer]] = (0.0, [])
 
     def is_for_instances(self, request: DeviceRequest) -> bool:
@@ -67,7 +68,7 @@ class InstanceDecider:
         The cards of all nodes are read only from time to time, because the filter calls this for each pod.
         """
         read, samples = self._samples
-        if samples and time.monotonic() - read < _SAMPLE_SECONDS:
+        if samples and self._clock() - read < _SAMPLE_SECONDS:
             return samples
         cards = {
             (card.model, card.memory): card
@@ -75,7 +76,7 @@ class InstanceDecider:
             for card in self._state.gpus(name)
         }
         samples = [offer for i, card in enumerate(cards.values()) for offer in offers_of(replace(card, index=i))]
-        self._samples = time.monotonic(), samples
+        self._samples = self._clock(), samples
         return samples
 
     def place(
@@ -103,13 +104,27 @@ class InstanceDecider:
         self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
     ) -> Rejection | None:
         """Return why the node has no instances for these requests of a claim without an allocation, or None."""
+        found = self._expected(claim, names, snapshot, budget)
+        return found if isinstance(found, Rejection) else None
+
+    def cost(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None) -> int:
+        """Return how many instances can no longer be created on the node once these requests have theirs.
+
+        0 if they do not fit.
+        """
+        found = self._expected(claim, names, snapshot, budget)
+        return 0 if isinstance(found, Rejection) else cost_of(snapshot.mig_cards, found)
+
+    def _expected(
+        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None
+    ) -> tuple[MigDevice, ...] | Rejection:
+        """Return the instances that these requests of a claim without an allocation would get on the node."""
         requests = [request for request in claim.requests if request.name in names]
         wishes = [_Wish(request.name) for request in requests for _ in range(max(1, request.count))]
         if len(wishes) > MAX_RESULTS:
             text = f"the claim requests more than {MAX_RESULTS} devices"
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
-        found = self._devices(claim, wishes, snapshot, budget)
-        return found if isinstance(found, Rejection) else None
+        return self._devices(claim, wishes, snapshot, budget)
 
     def _devices(
         self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot, budget: Budget | None
@@ -120,47 +135,58 @@ class InstanceDecider:
         rules = _rules(claim, wishes, snapshot.mig_cards)
         if isinstance(rules, Rejection):
             return rules
-        wanted = [*self._wanted(claim, wishes, snapshot.mig_cards)]
+        wanted, unsupported = self._wanted(claim, wishes, snapshot.mig_cards)
         found = place_instances(snapshot.mig_cards, wanted, rules, budget)
         if found.devices is not None:
             return found.devices
+        if unsupported is not None:
+            # kube-scheduler can evaluate the selector, and mgpu keeps the instances that it chooses.
+            return Rejection(RejectionKind.NOT_PROVEN, unsupported.reason, proven=False)
         if not found.proven:
             text = "no MIG instances were found that exist together, but not all combinations were examined"
             return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
         return _rejection(claim, wishes, wanted, snapshot.mig_cards)
 
-    def _wanted(self, claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]) -> Iterator[WantedInstance]:
-        """Yield the instances that each result may get: kube-scheduler's own choice, and those like it.
+    def _wanted(
+        self, claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]
+    ) -> tuple[list[WantedInstance], Unsupported | None]:
+        """Return the instances that each result may get: kube-scheduler's own choice, and those like it.
 
         kube-scheduler has evaluated the selectors for its choice. The annotations of the claim limit its cards, too,
-        which kube-scheduler does not know.
+        which kube-scheduler does not know. If mgpu cannot evaluate a selector of a result without a choice, the second
+        value says why.
         """
         constraints = claim.card_constraints
         usable = (state.card for state in cards if constraints.reason_against(state.card) is None)
         offers = [offer for card in usable for offer in offers_of(card)]
         patience = Patience()
-        found: dict[tuple[str, str | None], frozenset[MigDevice]] = {}
+        selected: dict[tuple[str, str | None], frozenset[MigDevice] | Unsupported] = {}
+        wanted: list[WantedInstance] = []
+        unsupported: Unsupported | None = None
         for wish in wishes:
-            if wish.kind not in found:
-                found[wish.kind] = self._selected(claim, wish, offers, patience)
-            own = (offer.device for offer in offers if offer.device == wish.chosen)
-            yield WantedInstance(wish.request, found[wish.kind].union(own))
+            if wish.kind not in selected:
+                selected[wish.kind] = self._selected(claim, wish, offers, patience)
+            found = selected[wish.kind]
+            allowed = frozenset(offer.device for offer in offers if offer.device == wish.chosen)
+            if not isinstance(found, Unsupported):
+                allowed |= found
+            elif wish.chosen is None:
+                unsupported = found
+            wanted.append(WantedInstance(wish.request, allowed))
+        return wanted, unsupported
 
     def _selected(
         self, claim: Claim, wish: _Wish, offers: Sequence[MigOffer], patience: Patience
-    ) -> frozenset[MigDevice]:
-        """Return the instances like a result that its selectors allow.
-
-        There are none if mgpu cannot evaluate a selector, or does not know the class yet.
-        """
+    ) -> frozenset[MigDevice] | Unsupported:
+        """Return the instances like a result that its selectors allow, or why mgpu does not know them."""
         request = claim.request(wish.request)
         of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
         if request is None or of_class is None:
-            return frozenset()
+            return Unsupported("its DeviceClass is not known to mgpu (yet)")
         like = [offer for offer in offers if _is_like(offer, wish, request)]
         excluded = self._selectors.excluded_instances((*of_class, *request.selectors), like, patience)
         if isinstance(excluded, Unsupported):
-            return frozenset()
+            return excluded
         return frozenset(offer.device for offer in like if offer.device not in excluded)
 
 

@@ -154,6 +154,14 @@ def fit_together(cards: Sequence[MigCardState], devices: Sequence[MigDevice]) ->
     return True
 
 
+def cost_of(cards: Sequence[MigCardState], devices: Sequence[MigDevice]) -> int:
+    """Return how many instances can no longer be created on these cards once these instances exist."""
+    after = {state.card.index: state for state in cards}
+    for device in devices:
+        after[device.card] = after[device.card].with_instance(device.instance)
+    return sum(len(state.possible()) - len(after[state.card.index].possible()) for state in cards)
+
+
 def possible_offers(state: MigCardState) -> tuple[MigOffer, ...]:
     """Return the instances that can be created on a card beside those in use."""
     possible = frozenset(state.possible())

@@ -1,0 +1,105 @@
+"""Filters and scores nodes for open ResourceClaims for MIG instances, for kube-scheduler's extender calls.
+
+kube-scheduler itself counts which instances fit together on each node. It does not know about reservations of claims
+that are being allocated, nor about annotations of claims, and it compares no nodes: any node on which the claims fit is
+as good for it as any other. So its pods with small instances would start to partition one card after the other, until
+none is left for a large instance. `Extender` asks this module after the filter for cards.
+
+A node is the better, the fewer instances can no longer be created there once the pod has its own. That is the measure
+by which `engine.mig_placement` chooses among the cards of a node.
+
+A search on a node takes some milliseconds, and a call may name thousands of nodes. So a call examines nodes for a
+limited time. The others pass, with 0 points: kube-scheduler is right about most of them, and the admission decides.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from mgpu.model.gpu_requests import Rejection
+from mgpu.model.resource_claims import Claim
+from scheduler.cluster.cache import ClusterCache
+from scheduler.cluster.claim_pods import claim_names
+from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.effort_budgets import EffortExceeded
+from scheduler.decisions.open_claims import sets_of_alternatives
+from scheduler.engine.node_fit import HIGHEST
+
+_CALL_SECONDS = 0.1
+"""The CPU time after which a call examines no more nodes."""
+
+
+class InstanceFilter:
+    """Rates nodes for claims for MIG instances. Thread-safe.
+
+    Args:
+        cpu_clock: Returns the CPU time of the thread.
+    """
+
+    def __init__(
+        self, state: ClusterCache, decider: ClaimDecider, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._state = state
+        self._decider = decider
+        self._cpu_clock = cpu_clock
+
+    def claims_of(self, raw: Mapping[str, object]) -> tuple[Claim, ...]:
+        """Return the claims of a pod that have no allocation and request MIG instances."""
+        metadata = raw.get("metadata")
+        namespace = str(metadata.get("namespace") or "") if isinstance(metadata, Mapping) else ""
+        claims = (self._state.claims.named(namespace, name) for name in claim_names(raw))
+        return tuple(claim for claim in claims if claim is not None and not claim.allocated and self._concerns(claim))
+
+    def _concerns(self, claim: Claim) -> bool:
+        return any(self._decider.is_for_instances(request) for request in claim.requests)
+
+    def rejections(self, claims: Sequence[Claim], names: Sequence[str]) -> dict[str, Rejection]:
+        """Return which of these nodes have no instances for one of the claims, each with the reason."""
+        answers = self._answers(claims, names)
+        return {name: answer.summary() for name, answer in answers if isinstance(answer, Rejection)}
+
+    def scores(self, claims: Sequence[Claim], names: Sequence[str]) -> list[int]:
+        """Return a score from 0 to 10 for each node: 10 where the claims leave the most choice, and 0 where the least.
+
+        If all nodes are equal, all of them have 10.
+        """
+        costs = {name: answer for name, answer in self._answers(claims, names) if isinstance(answer, int)}
+        if not costs:
+            return [0] * len(names)
+        least = min(costs.values())
+        range_ = max(costs.values()) - least
+        points = {name: HIGHEST - HIGHEST * (cost - least) // max(1, range_) for name, cost in costs.items()}
+        return [points.get(name, 0) for name in names]
+
+    def _answers(self, claims: Sequence[Claim], names: Sequence[str]) -> Iterator[tuple[str, Rejection | int]]:
+        """Yield for each node what the claims cost there, or why one of them does not fit, until the time is over."""
+        end = self._cpu_clock() + _CALL_SECONDS
+        for name in names:
+            if self._cpu_clock() > end:
+                return
+            found = [self._answer(claim, self._state.node_snapshot(name, claim.uid)) for claim in claims]
+            rejection = next((one for one in found if isinstance(one, Rejection)), None)
+            if rejection is not None:
+                yield name, rejection
+            elif None not in found:
+                yield name, sum(one for one in found if isinstance(one, int))
+
+    def _answer(self, claim: Claim, snapshot: NodeSnapshot) -> Rejection | int | None:
+        """Return what a claim costs on a node, or why it does not fit; None if that was not found out.
+
+        The first alternative that fits counts, as for kube-scheduler.
+        """
+        first: Rejection | None = None
+        if snapshot.node is None:
+            return None
+        for names in sets_of_alternatives(request for request in claim.requests if not request.admin):
+            try:
+                rejection = self._decider.assess(claim, names, snapshot)
+                if rejection is None:
+                    return self._decider.cost_of_instances(claim, names, snapshot)
+            except EffortExceeded:
+                return None
+            if not rejection.proven:
+                return None
+            first = first or rejection
+        return first
