@@ -21,10 +21,11 @@ from deviceplugin.dra.slice_content import published_cards
 from deviceplugin.dra.slice_publisher import SlicePublisher
 from deviceplugin.event_loop import Wakeup
 from mgpu.kube import Api
+from mgpu.model.cards import Card
 from mgpu.model.errors import RetryLater
 from mgpu.model.ledger import Holding
 from mgpu.model.mig import Instance
-from mgpu.model.mig_devices import cards_in, cards_of_instances, mig_card_states, taken_instances
+from mgpu.model.mig_devices import cards_in, cards_of_instances, mig_card_states, offers_of, taken_instances
 from mgpu.model.mig_resource_slices import PublishedMigCard
 from mgpu.model.resource_slices import PublishedCard
 
@@ -61,7 +62,12 @@ class ClaimDriver:
         self._claims = claims
         self._preparation = ClaimPreparation(claim_api, claims, around)
         self._service = ClaimService(
-            around.node, self._preparation, around.devices.gpus, parts.cards_changed, self._other_socket
+            around.node,
+            self._preparation,
+            around.devices.gpus,
+            parts.cards_changed,
+            self._other_socket,
+            instances=self._cards_of_instances,
         )
         kubelet_socket = kubelet_dir / "device-plugins" / "kubelet.sock"
         self._registration = ClaimRegistration(kubelet_dir, self._service, kubelet_socket)
@@ -148,6 +154,14 @@ class ClaimDriver:
                     self._parts.warn_pod(user, reason)
             warned = {*found}
             await self._parts.surroundings.changed.wait()
+
+    def _cards_of_instances(self) -> dict[str, Card]:
+        """Return the cards of the MIG instances that claims can get or have, by the names of the instances."""
+        devices = self._parts.surroundings.devices
+        gpus = {card.index: card for card in devices.gpus()}
+        offered = {offer.device.name: card for card in devices.mig_cards() for offer in offers_of(card)}
+        delivered = (device for record in self._claims.all() for device in record.devices if device.instance)
+        return {**offered, **{one.device: gpus[one.index] for one in delivered if one.index in gpus}}
 
     def _published_cards(self) -> tuple[PublishedCard, ...]:
         around = self._parts.surroundings

@@ -8,7 +8,7 @@ the other agent, too. `claim_registration` starts the servers.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,7 @@ class ClaimService:
     Args:
         cards: A function that returns the GPUs of the node.
         cards_changed: A signal that is sent when the cards have changed.
+        instances: A function that returns the cards of MIG instances, by the names of the instances as devices.
         successor: A function that returns the socket of an agent that takes over, once it listens.
     """
 
@@ -65,11 +66,14 @@ class ClaimService:
         cards_changed: Wakeup,
         successor: Callable[[], Path | None] = lambda: None,
         wait_seconds: float | None = None,
+        *,
+        instances: Callable[[], Mapping[str, Card]] = dict,
     ) -> None:
         self._node = node
         self._preparation = preparation
         self._cards = cards
         self._cards_changed = cards_changed
+        self._instances = instances
         self._successor = successor
         self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
         self._handed_over = False
@@ -185,15 +189,16 @@ class ClaimService:
 
     def _health(self) -> health_api.NodeWatchResourcesResponse:
         now = int(time.time())
+        devices = {**{device_name(card.index): card for card in self._cards()}, **self._instances()}
         rows = [
             health_api.DeviceHealth(
-                device=health_api.DeviceIdentifier(pool_name=self._node, device_name=device_name(card.index)),
+                device=health_api.DeviceIdentifier(pool_name=self._node, device_name=name),
                 health=health_api.HEALTHY if card.healthy else health_api.UNHEALTHY,
                 last_updated_time=now,
                 health_check_timeout_seconds=_HEALTH_TIMEOUT,
                 message="" if card.healthy else f"card {card.index} ({card.uuid}) is unhealthy",
             )
-            for card in self._cards()
+            for name, card in devices.items()
         ]
         return health_api.NodeWatchResourcesResponse(devices=rows)
 

@@ -76,8 +76,14 @@ class Plugin:
         self.preparation = Preparation()
         self.cards: tuple[Card, ...] = cards(2)
         self.cards_changed = Wakeup()
+        self.instances: dict[str, Card] = {}
         self.service = ClaimService(
-            "n1", self.preparation, lambda: self.cards, self.cards_changed, lambda: self.registration.other_socket()
+            "n1",
+            self.preparation,
+            lambda: self.cards,
+            self.cards_changed,
+            lambda: self.registration.other_socket(),
+            instances=lambda: self.instances,
         )
         self.registration = ClaimRegistration(folder, self.service, folder / "device-plugins" / "kubelet.sock")
         self.stops_serving: asyncio.Event | None = None
@@ -238,6 +244,23 @@ def test_health_is_reported_when_it_changes(plugin: Plugin, folder: Path) -> Non
             plugin.cards_changed.wake()
             second = next(stream)
             assert [row.health for row in second.devices] == [health_api.HEALTHY, health_api.UNHEALTHY]
+
+
+def test_health_of_a_mig_instance_is_that_of_its_card(plugin: Plugin, folder: Path) -> None:
+    plugin.cards = (plugin.cards[0], replace(plugin.cards[1], healthy=False))
+    plugin.instances = {f"card-{card.index}-mig-2g-20gb-4": card for card in plugin.cards}
+    with plugin.agent():
+        (path,) = until(lambda: found_sockets(folder))
+        with grpc.insecure_channel(f"unix:{register(path)}") as channel:
+            stub = health_services.DRAResourceHealthStub(channel)  # type: ignore[no-untyped-call]
+            found = next(stub.NodeWatchResources(health_api.NodeWatchResourcesRequest(), timeout=SECONDS))
+    health = {row.device.device_name: row.health for row in found.devices}
+    assert health == {
+        "card-0": health_api.HEALTHY,
+        "card-0-mig-2g-20gb-4": health_api.HEALTHY,
+        "card-1": health_api.UNHEALTHY,
+        "card-1-mig-2g-20gb-4": health_api.UNHEALTHY,
+    }
 
 
 def test_call_in_progress_is_passed_to_the_agent_that_takes_over(folder: Path) -> None:
