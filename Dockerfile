@@ -1,7 +1,7 @@
 # One image for the three processes and the commands that ask a cluster: `mgpu webhook`, `mgpu scheduler`,
 # `mgpu deviceplugin`, `mgpu inspect`, `mgpu doctor`. It has neither the playground nor the tests, nor their libraries.
 #
-#   docker build -t mgpu:0.1.0 .
+#   make image IMAGE=mgpu:0.1.0
 #
 # Another base image that has Python 3.11 or newer and glibc (NVIDIA's driver library needs it): --build-arg BASE=…,
 # with its digest (`docker buildx imagetools inspect NAME:TAG` shows it). A tag alone is refused: what it stands for
@@ -13,22 +13,30 @@ ARG BASE
 RUN case "${BASE}" in *@sha256:*) ;; *) echo "BASE must name its digest (NAME:TAG@sha256:...), not ${BASE}" >&2; exit 1 ;; esac
 WORKDIR /src
 # Nothing is compiled: every library comes as a wheel.
-COPY requirements/runtime.txt requirements/build.txt requirements/
-RUN python -m venv /opt/mgpu \
- && /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: --require-hashes \
-      -r requirements/runtime.txt -r requirements/build.txt
-COPY pyproject.toml README.md ./
+COPY requirements/build.txt requirements/uv.txt requirements/
+RUN python3 -m venv /opt/tools \
+ && /opt/tools/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: --require-hashes \
+      -r requirements/build.txt -r requirements/uv.txt
+ARG SOURCE_DATE_EPOCH=0
+COPY requirements/runtime.txt requirements/
+COPY image image
+RUN /opt/tools/bin/python -m image.environment libraries /layers/libraries
+COPY pyproject.toml setup.py README.md ./
 COPY mgpu mgpu
 COPY webhook webhook
 COPY scheduler scheduler
 COPY deviceplugin deviceplugin
 COPY proto proto
-RUN /opt/mgpu/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation . \
- && /opt/mgpu/bin/pip uninstall --yes --quiet setuptools pip
+ARG MGPU_COMMIT=unknown
+RUN /opt/tools/bin/python -m image.environment mgpu /layers/mgpu \
+ && /opt/tools/bin/python -m image.layers /layers/libraries /layers/mgpu
 
 FROM ${BASE}
-COPY --from=build /opt/mgpu /opt/mgpu
-# The root is read-only in a cluster: bytecode was written when it was installed.
+ARG MGPU_COMMIT=unknown
+LABEL org.opencontainers.image.revision=${MGPU_COMMIT}
+COPY --from=build /layers/libraries/ /
+COPY --from=build /layers/mgpu/ /
+# The root is read-only in a cluster: bytecode was written when the image was built.
 ENV PATH=/opt/mgpu/bin:$PATH PYTHONDONTWRITEBYTECODE=1
 # The agent alone runs as root, as its DaemonSet says.
 USER 65532:65532

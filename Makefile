@@ -13,6 +13,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
 .PHONY: help install demo playground test check lock format bench proto pictures soak manifests deploy undeploy clean
+.PHONY: image image-archive
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +49,7 @@ soak: install ## Run every property test and state machine with 20,000 examples,
 check: install ## Format, lint, types, layers, generated code and locked versions up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements
+	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements image
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python requirements/check.py
@@ -76,6 +77,13 @@ proto: install ## Regenerate the gRPC modules from proto/*.proto
 
 manifests: install ## Render every overlay and check what comes out
 	$(BIN)/python -m pytest tests/manifests
+
+image: ## Build the image with docker, podman or buildah: IMAGE=name:tag BASE=name:tag@sha256:…
+	@image/build.sh '$(IMAGE)' '$(BASE)'
+
+image-archive: install ## Write the image as a tar file without any of them: IMAGE, BASE, INTERPRETER, ARCHIVE
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m image.archive \
+		--name '$(IMAGE)' --interpreter '$(INTERPRETER)' '$(BASE)' '$(ARCHIVE)'
 
 deploy: ## Put mgpu on kubectl's cluster: OVERLAY=manifests/overlays/example IMAGE=name:tag
 	@OVERLAY='$(OVERLAY)' IMAGE='$(IMAGE)' manifests/deploy.sh "$${OVERLAY:-manifests/base}"

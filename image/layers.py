@@ -1,0 +1,87 @@
+"""Packs folders as layers of an image, and holds their size.
+
+A layer depends only on the names, bytes, modes and link targets of its files: they belong to root, and their times are
+SOURCE_DATE_EPOCH (seconds since 1970).
+"""
+
+import gzip
+import hashlib
+import os
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+MOST_BYTES = 70_000_000
+"""The most bytes of the compressed layers with the libraries and mgpu, without the base image. docs/install.md states
+the present size. A larger image has to be decided and not to happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A compressed layer, whose file has its digest as name.
+
+    Attributes:
+        digest: the SHA-256 of the compressed bytes.
+        diff_id: the SHA-256 of the uncompressed bytes.
+    """
+
+    digest: str
+    diff_id: str
+    size: int
+
+
+def epoch() -> int:
+    return int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
+
+
+def pack(folder: Path, blobs: Path) -> Layer:
+    """Write the layer with the content of a folder into the folder `blobs`."""
+    with tempfile.TemporaryFile() as plain:
+        with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(folder.rglob("*")):
+                entry = tar.gettarinfo(path, path.relative_to(folder).as_posix())
+                entry.uid = entry.gid = 0
+                entry.uname = entry.gname = ""
+                entry.mtime = epoch()
+                if entry.isreg():
+                    with path.open("rb") as content:
+                        tar.addfile(entry, content)
+                else:
+                    tar.addfile(entry)
+        plain.seek(0)
+        return compress(plain, blobs)
+
+
+def compress(plain: IO[bytes], blobs: Path) -> Layer:
+    """Write the layer with the bytes of a tar file into the folder `blobs`."""
+    temporary = blobs / "layer"
+    diff_id = hashlib.sha256()
+    with temporary.open("wb") as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+        while block := plain.read(1 << 20):
+            diff_id.update(block)
+            packed.write(block)
+    with temporary.open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256").hexdigest()
+    temporary.rename(blobs / digest)
+    return Layer(digest, diff_id.hexdigest(), (blobs / digest).stat().st_size)
+
+
+def check_size(layers: Sequence[Layer]) -> None:
+    size = sum(layer.size for layer in layers)
+    print(f"mgpu's layers: {size / 1e6:.1f} MB compressed ({' + '.join(f'{one.size / 1e6:.1f}' for one in layers)})")
+    if size > MOST_BYTES:
+        raise SystemExit(f"They may have {MOST_BYTES / 1e6:.0f} MB (image/layers.py). See image/contents.py.")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Check the size of the layers in these folders."""
+    with tempfile.TemporaryDirectory() as blobs:
+        check_size([pack(Path(folder), Path(blobs)) for folder in arguments])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
