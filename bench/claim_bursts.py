@@ -2,8 +2,8 @@
 
 kube-controller-manager creates the claims from a template, and kube-scheduler starts when all of them exist. In the
 turns without mgpu no webhook is called, and kube-scheduler calls no extender, so it chooses nodes and cards itself. The
-turns alternate. Nodes are only objects, each with a ResourceSlice. Each setup is measured twice: with the 50 requests per
-second that kube-scheduler sends at most by default, and without this limit, so that the CPU is the limit.
+turns alternate. Nodes are only objects, each with a ResourceSlice. Each setup is measured twice: with the 50 requests
+per second that kube-scheduler sends at most by default, and without this limit, so that the CPU is the limit.
 
 A burst consists of as many pods with claims as classic pods, in random order and of different sizes, more than the
 cards can hold. It is checked that no card is ever used beyond its size, and how long pods that fit wait after the last

@@ -69,13 +69,15 @@ class PreparedClaims:
         self._files = files
         self._changed = changed
         self._gpus = gpus
+        # Both are replaced, and never changed, so that other threads may read them.
         self._claims: Mapping[str, ClaimRecord] = {}
+        self._by_name: Mapping[tuple[str, str], ClaimRecord] = {}
         self._preparing: Counter[str] = Counter()
         self.removed = 0
 
     def recover(self) -> None:
         """Read the records that earlier agents have written, and write the CDI specs that are missing."""
-        self._claims = self._records.read()
+        self._store(self._records.read())
         for uid, record in self._claims.items():
             if not record.delivered:
                 continue  # The kubelet has the claim prepared again, or unprepared.
@@ -94,7 +96,8 @@ class PreparedClaims:
         return tuple(sorted(self._claims.values(), key=lambda one: (one.namespace, one.name, one.uid)))
 
     def named(self, namespace: str, name: str) -> ClaimRecord | None:
-        return next((one for one in self._claims.values() if (one.namespace, one.name) == (namespace, name)), None)
+        """Return the record of the claim with this name; of several claims, that of the latest one."""
+        return self._by_name.get((namespace, name))
 
     def uids(self) -> frozenset[str]:
         """Return the UIDs of the claims that hold cards, and of those for which a call of the kubelet is in progress.
@@ -140,6 +143,10 @@ class PreparedClaims:
                 if view is not None:
                     yield (uid, view), env
 
+    def _store(self, claims: Mapping[str, ClaimRecord]) -> None:
+        self._claims = claims
+        self._by_name = {(record.namespace, record.name): record for record in claims.values()}
+
     def reserve(self, record: ClaimRecord) -> None:
         """Let the claim hold its cards, and write its record and its CDI spec. Raises OSError, and then holds nothing.
 
@@ -152,7 +159,7 @@ class PreparedClaims:
             self._files.write(record.uid, record.spec)
             return
         self._records.write(record)
-        self._claims = {**self._claims, record.uid: record}
+        self._store({**self._claims, record.uid: record})
         try:
             self._files.write(record.uid, record.spec)
         except OSError:
@@ -171,7 +178,7 @@ class PreparedClaims:
             return record
         record = replace(record, delivered=True)
         self._records.write(record)
-        self._claims = {**self._claims, uid: record}
+        self._store({**self._claims, uid: record})
         return record
 
     def cancel(self, record: ClaimRecord) -> None:
@@ -191,6 +198,6 @@ class PreparedClaims:
         self._files.remove(uid)
         self._records.remove(uid)
         if uid in self._claims:
-            self._claims = {key: record for key, record in self._claims.items() if key != uid}
+            self._store({key: record for key, record in self._claims.items() if key != uid})
             self.removed += 1
             self._changed()
