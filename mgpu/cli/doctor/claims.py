@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from mgpu.cli.doctor.claim_instances import check_instances
 from mgpu.cli.doctor.installation import ClaimSupport, DryRun, Finding, Installation, Level, Raw, webhooks_of
 from mgpu.kube import Api, ApiError
 from mgpu.model.cards import Card
@@ -92,6 +93,7 @@ def check_claims(installation: Installation) -> Iterator[Finding]:
             *_check_webhook(installation),
             *_check_classes(installation, support),
             *_check_slices(installation, support),
+            *check_instances(installation, support),
         )
     yield from found
     if not found:
