@@ -14,10 +14,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli import completion
 from mgpu.cli.connection import current_namespace, report_api_errors
 from mgpu.cli.scheduler_source import Freshness, SchedulerSource
 from mgpu.cli.sources import Reading, ReadingOptions, Sources, reading_options
-from mgpu.cli.watching import Output, show_once_or_watch
+from mgpu.cli.watching import JSON, TABLE, WIDE, YAML, Output, show_once_or_watch
 from mgpu.dialects import mtgpu
 from mgpu.kube import Api, ApiError
 from mgpu.model.cards import CardState
@@ -56,26 +57,40 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("name", metavar="[TYPE/]NAME")
-@click.option("-n", "--namespace", default="", help="Namespace of the pod.  [default: the one that kubectl uses]")
-@click.option("--node", "nodes", multiple=True, help="Evaluate only this node, and list its cards; may be repeated.")
-@reading_options
+@click.argument("names", nargs=-1, required=True, metavar="[TYPE[/]]NAME", shell_complete=completion.explained)
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    shell_complete=completion.namespaces,
+    help="Namespace of the pod.  [default: the one that kubectl uses]",
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    shell_complete=completion.nodes,
+    help="Evaluate only this node, and list its cards; may be repeated.",
+)
+@reading_options(TABLE, WIDE, JSON, YAML)
 def command(
-    name: str,
+    names: tuple[str, ...],
     namespace: str,
     nodes: tuple[str, ...],
     options: ReadingOptions,
 ) -> None:
     """Explain why a pod waits, node by node and card by card, or where its cards are.
 
-    TYPE is pod (the default), mtgpupod or claim (a ResourceClaim). The reasons are those of mgpu's engine at this
+    TYPE is pod (the default), mtgpupod or claim (a ResourceClaim), as in `claim/NAME` or `claim NAME`. With -o wide, no
+    list is shortened, and cards have their models and UUIDs. The reasons are those of mgpu's engine at this
     moment. Other reasons (taints, selectors, cpu, volumes) are shown as the scheduler wrote them on the pod. The exit
     code is 1 if the object or a node of --node does not exist, or the cluster does not answer. It is 2 if the arguments
     or the settings are invalid.
     """
-    kind, name = _kind(name)
+    kind, name = _kind(names)
     sources = Sources(options)
-    namespace = namespace or current_namespace(options.kubeconfig, options.context)
+    connection = options.connection
+    namespace = namespace or current_namespace(connection.kubeconfig, connection.context)
 
     def read() -> Reading[Explanation] | None:
         with report_api_errors():
@@ -87,7 +102,9 @@ def command(
             lambda scheduler: _ask(scheduler, kind, raw, nodes), lambda: _explain(sources, kind, raw, nodes)
         )
 
-    show_once_or_watch(read, Output(_json, _text, options.as_json), options.interval)
+    is_wide = options.format == WIDE
+    prints = Output(_json, lambda found: _text(found, is_wide=is_wide), options.format)
+    show_once_or_watch(read, prints, options.interval)
 
 
 def _ask(scheduler: SchedulerSource, kind: str, raw: Raw, nodes: tuple[str, ...]) -> tuple[Explanation, Freshness]:
@@ -102,13 +119,14 @@ def _explain(sources: Sources, kind: str, raw: Raw, nodes: tuple[str, ...]) -> E
     return explain(sources.api, sources.settings(), kind, raw, nodes)
 
 
-def _kind(name: str) -> tuple[str, str]:
-    """Return the kind and the name of an argument such as `mtgpupod/notebook`. Raises BadObject."""
-    type_, slash, rest = name.partition("/")
+def _kind(names: Sequence[str]) -> tuple[str, str]:
+    """Return the kind and the name of arguments such as `claim/notebook` or `claim notebook`. Raises BadObject."""
+    type_, slash, rest = "/".join(names).partition("/")
     if not slash:
-        return "Pod", name
+        return "Pod", type_
     if type_.lower() not in _KINDS or not rest or "/" in rest:
-        raise BadObject([Problem(name, "must be NAME, pod/NAME, mtgpupod/NAME or claim/NAME")])
+        text = "must be NAME, pod/NAME, mtgpupod/NAME or claim/NAME"
+        raise BadObject([Problem(" ".join(names), text)])
     return _KINDS[type_.lower()], rest
 
 
@@ -179,7 +197,7 @@ def _card_json(row: CardRow) -> dict[str, Any]:
     }
 
 
-def _text(explanation: Explanation) -> Group:
+def _text(explanation: Explanation, *, is_wide: bool) -> Group:
     parts: list[RenderableType] = [
         Text.assemble((explanation.subject, "bold"), f": {one_line(explanation.status)}"),
         *_request_text(explanation),
@@ -188,10 +206,10 @@ def _text(explanation: Explanation) -> Group:
     parts += [Text(), *(Text(one_line(sentence), style="bold") for sentence in explanation.verdict)]
     listed = {row.name for row in explanation.nodes} & explanation.cards.keys()
     if explanation.nodes and not explanation.problems:
-        parts += [Text(), *_nodes_text(explanation, listed)]
+        parts += [Text(), *_nodes_text(explanation, listed, is_wide=is_wide)]
     for name, rows in explanation.cards.items():
         if rows and name not in listed:
-            parts += [Text(), Text(f"{name}:"), _cards_table(rows)]
+            parts += [Text(), Text(f"{name}:"), _cards_table(rows, is_wide=is_wide)]
     if explanation.conditions:
         parts += [Text(), *_conditions_text(explanation)]
     return Group(*parts)
@@ -211,29 +229,32 @@ def _request_text(explanation: Explanation) -> Iterator[RenderableType]:
         yield Padding(grid, (0, 0, 0, 2))
 
 
-def _nodes_text(explanation: Explanation, listed: set[str]) -> Iterator[RenderableType]:
+def _nodes_text(explanation: Explanation, listed: set[str], *, is_wide: bool) -> Iterator[RenderableType]:
     """Yield the nodes whose cards are listed one by one, then the other nodes grouped by their reason."""
+    most_names = len(explanation.nodes) if is_wide else _MOST_NAMES
+    most_reasons = len(explanation.nodes) if is_wide else _MOST_REASONS
     for row in explanation.nodes:
         if row.name in listed:
             yield Text.assemble((row.name, "bold"), ": ", _answer_text(row))
-            yield Padding(_cards_table(explanation.cards[row.name]), (0, 0, 0, 2))
+            yield Padding(_cards_table(explanation.cards[row.name], is_wide=is_wide), (0, 0, 0, 2))
     rest = [row for row in explanation.nodes if row.name not in listed]
     fits = [row for row in rest if row.reason is None]
     if fits:
-        best = ", ".join(f"{row.name} ({row.points})" for row in fits[:_MOST_NAMES])
-        yield Text(f"{_count(len(fits))} fit, best first (points of 10): {best}{_more(fits)}", style=_GOOD)
+        best = ", ".join(f"{row.name} ({row.points})" for row in fits[:most_names])
+        yield Text(f"{_count(len(fits))} fit, best first (points of 10): {best}{_more(fits, most_names)}", style=_GOOD)
     reasons: dict[str, list[NodeRow]] = {}
     for row in rest:
         if row.reason:
             # A reason that names its node must not make a group of its own for each of thousands of nodes.
             reasons.setdefault(one_line(row.reason.replace(f"node {row.name} ", "the node ")), []).append(row)
     ordered = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
-    for reason, rows in ordered[:_MOST_REASONS]:
-        names = ", ".join(row.name for row in rows[:_MOST_NAMES])
-        yield Text.assemble((f"{_count(len(rows))}", "bold"), f": {reason}", (f"  {names}{_more(rows)}", _DIM))
-    if len(ordered) > _MOST_REASONS:
-        others = sum(len(rows) for _, rows in ordered[_MOST_REASONS:])
-        yield Text(f"… and {_count(others)} for {len(ordered) - _MOST_REASONS} other reasons", style=_DIM)
+    for reason, rows in ordered[:most_reasons]:
+        names = ", ".join(row.name for row in rows[:most_names])
+        more = _more(rows, most_names)
+        yield Text.assemble((f"{_count(len(rows))}", "bold"), f": {reason}", (f"  {names}{more}", _DIM))
+    if len(ordered) > most_reasons:
+        others = sum(len(rows) for _, rows in ordered[most_reasons:])
+        yield Text(f"… and {_count(others)} for {len(ordered) - most_reasons} other reasons", style=_DIM)
     if len(rest) > 1 and not listed:
         yield Text("--node NAME lists the cards of one node.", style=_DIM)
 
@@ -249,9 +270,9 @@ def _answer_text(row: NodeRow) -> Text:
     return Text(f"{one_line(row.reason)}{remedy}", style=_BAD)
 
 
-def _cards_table(rows: Sequence[CardRow]) -> Table:
+def _cards_table(rows: Sequence[CardRow], *, is_wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_DIM)
-    for name in ("card", "free core", "free memory", "", "held by"):
+    for name in ("card", *(("model", "uuid") if is_wide else ()), "free core", "free memory", "", "held by"):
         table.add_column(
             name, overflow="fold", justify="right" if name in ("card", "free core", "free memory") else "left"
         )
@@ -259,7 +280,9 @@ def _cards_table(rows: Sequence[CardRow]) -> Table:
         state = row.state
         mark = Text("✔ its own", style=_GOOD) if row.own else Text(row.reason or _card_note(state), style=_BAD)
         amounts = (format_core(state.core_left), format_bytes(state.memory_left))
-        table.add_row(str(state.card.index), *amounts, mark, Text(_holders_text(row), style=_DIM))
+        identity = (state.card.model, state.card.uuid) if is_wide else ()
+        held_by = ", ".join(row.holders) if is_wide else _holders_text(row)
+        table.add_row(str(state.card.index), *identity, *amounts, mark, Text(held_by, style=_DIM))
     return table
 
 
@@ -286,5 +309,5 @@ def _count(number: int) -> str:
     return f"{number:,} node{'' if number == 1 else 's'}"
 
 
-def _more(rows: Sequence[NodeRow]) -> str:
-    return f" and {len(rows) - _MOST_NAMES:,} more" if len(rows) > _MOST_NAMES else ""
+def _more(rows: Sequence[NodeRow], most: int) -> str:
+    return f" and {len(rows) - most:,} more" if len(rows) > most else ""

@@ -4,16 +4,18 @@
 of a gang does not fit. Without a scheduler to ask, it runs the engine itself, if pods of a gang wait.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import click
 
+from mgpu.cli import completion
 from mgpu.cli.agent_metrics import ClusterWithUse, UseReader
 from mgpu.cli.cluster_objects import ClusterLists, Raw
-from mgpu.cli.inspect import overview_json, render_overview
+from mgpu.cli.inspect import overview_json, overview_lines, render_overview
+from mgpu.cli.namespaces import namespace_options, only_namespace
 from mgpu.cli.sources import Reading, ReadingOptions, Sources, read_cluster, reading_options
-from mgpu.cli.watching import Output, show_once_or_watch
+from mgpu.cli.watching import FORMATS, WIDE, Output, show_once_or_watch
 from mgpu.kube import Api
 from mgpu.model.gangs import gang_name
 from mgpu.model.pods import read_pod
@@ -28,22 +30,30 @@ Examples:
   mgpu inspect
   mgpu inspect node-1 node-2
   mgpu inspect --usage node-1
+  mgpu inspect -n team-a -o wide
   mgpu inspect -o json | jq '.nodes[].cards[] | select(.healthy | not)'
   mgpu inspect -o json | jq '.accounting["node-1"].gpuids'
 """
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("names", nargs=-1, metavar="[NODE...]")
+@click.argument("names", nargs=-1, metavar="[NODE...]", shell_complete=completion.nodes)
+@namespace_options
 @click.option("--usage", is_flag=True, help="Also ask the agents of these nodes what is really used of the cards.")
-@reading_options
+@reading_options(*FORMATS)
 def command(
     names: tuple[str, ...],
     *,
+    namespace: str,
+    all_namespaces: bool,
     usage: bool,
     options: ReadingOptions,
 ) -> None:
     """Show nodes, cards and the pods that hold them, as recorded in the pods' annotations. Nothing is written.
+
+    A terminal shows a map of the cards. A pipe gets a table with a line for each card, and so does -o wide, with more
+    columns. -o name prints the nodes. With -n, only the nodes remain where pods of that namespace hold cards, and of
+    the waiting pods those of that namespace. NODE may be node/NAME.
 
     If there are MtgpuPods, a second table shows, for each node, the number of idle whole cards, and for each GPUID what
     is left of its card. In JSON, "accounting" has for each node {"free": cards, "gpuids": [{"gpuid", "card": index,
@@ -60,17 +70,25 @@ def command(
     settings are invalid.
     """
     sources = Sources(options)
-
     with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
+    wanted = [name.removeprefix("node/") for name in names]
+    of_namespace = "" if all_namespaces else namespace
 
     def read() -> Reading[ClusterWithUse] | None:
         found = read_cluster(sources, _incomplete_gangs)
-        return with_use.read(None if found is None else replace(found, value=_only(found.value, names)))
+        if found is None:
+            return with_use.read(None)
+        return with_use.read(replace(found, value=only_namespace(_only(found.value, wanted), of_namespace)))
+
+    def lines(found: ClusterWithUse) -> Iterator[str]:
+        return overview_lines(found.answer.overview, found.answer.gangs, found.use, is_wide=options.format == WIDE)
 
     prints: Output[ClusterWithUse] = Output(
         lambda found: overview_json(found.answer.overview, found.answer.gangs, found.use),
         lambda found: render_overview(found.answer.overview, found.answer.gangs, found.use),
-        options.as_json,
+        options.format,
+        lines,
+        lambda found: [f"node/{node.name}" for node in found.answer.overview.nodes],
     )
     show_once_or_watch(read, prints, options.interval)
 

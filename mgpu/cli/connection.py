@@ -1,15 +1,14 @@
-"""Options and error messages of the commands that read a cluster, and the settings of mgpu's installation in it.
+"""Error messages of the commands that read a cluster, the namespace of the user, and the settings of the installation.
 
-`mgpu inspect`, `mgpu doctor` and `mgpu explain` share these functions; `mgpu top` uses only `cluster_options`, and
-`kubectl inspect gpushare` only `report_api_errors`. A problem with the cluster must be reported in one line, without a
-traceback.
+`mgpu inspect`, `mgpu doctor` and `mgpu explain` share these functions; `kubectl inspect gpushare` uses only
+`report_api_errors`. A problem with the cluster must be reported in one line, without a traceback.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any
 
 import click
 
@@ -19,18 +18,17 @@ from mgpu.kube.client import find_kubeconfig
 from mgpu.presentation.plain_text import one_line
 from mgpu.settings import Settings, load_settings
 
-F = TypeVar("F", bound=Callable[..., Any])
 NAMESPACE = "mgpu-system"
 """The default namespace of the installation."""
 _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
 _POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
-def cluster_options(command: F) -> F:
-    """Add the options --kubeconfig and --context to a command."""
-    context = click.option("--context", default="", help="The kubeconfig context to use.  [default: the current one]")
-    text = "The kubeconfig file to use.  [default: as kubectl chooses it]"
-    return click.option("--kubeconfig", default="", help=text)(context(command))
+class ServerError(click.ClickException):
+    """The API server returned an error or did not answer. click prints it as kubectl does, and exits with code 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.format_message(), file=file, err=file is None)
 
 
 @contextmanager
@@ -38,9 +36,11 @@ def report_api_errors() -> Iterator[None]:
     """Report an error of the API server, or a missing answer, in one line on stderr, with exit code 1."""
     try:
         yield
-    except (ApiError, Unreachable) as error:
-        message = error.message if isinstance(error, ApiError) else ""
-        raise click.ClickException(one_line(message or str(error))) from error
+    except ApiError as error:
+        reason = f" ({error.reason})" if error.reason else ""
+        raise ServerError(one_line(f"Error from server{reason}: {error.message or error}")) from error
+    except Unreachable as error:
+        raise ServerError(one_line(f"Unable to connect to the server: {error}")) from error
 
 
 def current_namespace(kubeconfig: str, context: str) -> str:

@@ -4,12 +4,15 @@
 to the plugin, add its name to `NAMES`.
 """
 
+import sys
+
 import click
 
+from mgpu.cli.completion_command import complete, completion_variable
 from mgpu.cli.main import Commands
 from mgpu.cli.version_option import version_option
 
-NAMES = ("inspect", "explain", "top", "doctor")
+NAMES = ("inspect", "explain", "top", "doctor", "completion")
 
 
 class Plugin(Commands):
@@ -35,7 +38,10 @@ def plugin() -> None:
 
 
 def main() -> None:
-    plugin(prog_name="kubectl mgpu")
+    if sys.argv[1:2] == ["__complete"]:  # As in programs that are built with Cobra, which kubectl's users know.
+        complete(plugin, sys.argv[2:])
+        return
+    plugin(prog_name="kubectl mgpu", complete_var=completion_variable("kubectl-mgpu"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from mgpu.cli.version_option import version_option
 from mgpu.model.errors import BadObject
@@ -28,6 +29,7 @@ SUMMARIES = {
     "explain": "Show why a pod waits, for each node and card, or where its cards are.",
     "top": "Show how full the cards are, and which pods hold the most.",
     "doctor": "Check an installation, and show how to repair it.",
+    "completion": "Print a script that completes words on the command line.",
 }
 """The summary of each subcommand, in the order of `mgpu --help`. The summaries are not read from the commands, because
 that would import the commands."""
@@ -56,6 +58,12 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, SUMMARIES.get(name, "")) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a subcommand or an option. click's own method would import all subcommands for their summaries."""
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=SUMMARIES.get(name)) for name in names]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

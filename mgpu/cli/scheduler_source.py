@@ -39,7 +39,7 @@ SERVICE = "https:mgpu-scheduler:443"
 _TOKEN_SECONDS = 600
 """The shortest validity that an API server grants."""
 _RENEW_SECONDS = 480.0
-_ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 20.0
 """The most seconds for which the scheduler may compute an answer. It pauses meanwhile, for kube-scheduler."""
 _TAG = re.compile(r'"[0-9a-f]{1,64}"', re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
@@ -78,11 +78,19 @@ class SchedulerSource:
 
     Args:
         api: a connection with the rights of the user.
+        seconds: the most seconds until the scheduler begins to answer; None for no limit.
     """
 
-    def __init__(self, api: Api, namespace: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        clock: Callable[[], float] = time.monotonic,
+        seconds: float | None = ANSWER_SECONDS,
+    ) -> None:
         self._api = api
         self._namespace = namespace
+        self._seconds = seconds
         self._clock = clock
         self._token = ""
         self._token_at = 0.0
@@ -120,7 +128,7 @@ class SchedulerSource:
         proxy = f"/api/v1/namespaces/{self._namespace}/services/{SERVICE}/proxy{path}"
         try:
             sent = {"Accept-Encoding": "gzip", TOKEN_HEADER: self._valid_token(), **headers}
-            body, answered = self._api.fetch(proxy, sent, seconds=_ANSWER_SECONDS, **query)
+            body, answered = self._api.fetch(proxy, sent, seconds=self._seconds, **query)
         except (ApiError, Unreachable) as error:
             self._token = ""
             raise Unavailable(error.message if isinstance(error, ApiError) else str(error)) from error

@@ -14,10 +14,11 @@ import click
 
 from mgpu.cli import cluster_objects
 from mgpu.cli.cluster_objects import ClusterLists
-from mgpu.cli.connection import NAMESPACE, cluster_options, read_installed_settings, report_api_errors
+from mgpu.cli.connection import NAMESPACE, read_installed_settings, report_api_errors
 from mgpu.cli.inspect import overview_of
+from mgpu.cli.kubectl_options import Connection, cluster_options
 from mgpu.cli.progress import CountingApi, listing
-from mgpu.cli.scheduler_source import Freshness, SchedulerSource, Unavailable
+from mgpu.cli.scheduler_source import ANSWER_SECONDS, Freshness, SchedulerSource, Unavailable
 from mgpu.kube import Api
 from mgpu.presentation.answers import ClusterAnswer
 from mgpu.presentation.gang_views import GangView
@@ -41,39 +42,51 @@ class ReadingOptions:
     Attributes:
         config: a settings file. With it, the API server is asked, since the scheduler has its own settings.
         interval: the seconds between two looks; None to look once.
+        format: the format of the output, one of `mgpu.cli.watching.FORMATS`.
     """
 
     source: str
-    kubeconfig: str
-    context: str
+    connection: Connection
     config: Path | None
     interval: float | None
-    as_json: bool
+    format: str
 
 
-def reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a command that reads the cluster. The command gets them as the argument `options`."""
+def reading_options(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a command that reads the cluster.
 
-    @functools.wraps(command)
-    def with_options(
-        source: str,
-        watches: bool,
-        interval: float,
-        kubeconfig: str,
-        context: str,
-        config: Path | None,
-        output: str,
-        **own: object,
-    ) -> None:
-        chosen = ReadingOptions(
-            source, kubeconfig, context, config, interval if watches else None, as_json=output == "json"
-        )
-        command(options=chosen, **own)
+    The command gets them as the argument `options`.
 
-    decorated: Callable[..., None] = with_options
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    Args:
+        formats: the formats of the output, of which the first is the default.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def with_options(
+            source: str,
+            watches: bool,
+            interval: float,
+            connection: Connection,
+            config: Path | None,
+            output: str,
+            **own: object,
+        ) -> None:
+            chosen = ReadingOptions(source, connection, config, interval if watches else None, output)
+            command(options=chosen, **own)
+
+        decorated: Callable[..., None] = with_options
+        for option in reversed((*_OPTIONS, output_option(*formats))):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def output_option(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option `-o`, whose value is the argument `output`. The first format is the default."""
+    kind = click.Choice(formats)
+    return click.option("-o", "--output", type=kind, default=formats[0], show_default=True, help="The output format.")
 
 
 _OPTIONS = (
@@ -101,7 +114,6 @@ _OPTIONS = (
     ),
     cluster_options,
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]"),
-    click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True),
 )
 
 
@@ -127,9 +139,10 @@ class Sources:
     def __init__(self, options: ReadingOptions) -> None:
         if options.config and options.source == SCHEDULER:
             raise click.UsageError("--config needs --from api: the scheduler answers by its own settings")
-        self.api: Api = CountingApi.connect(options.kubeconfig, context=options.context, timeout=30.0)
+        connection = options.connection
+        self.api: Api = connection.connect(30.0, CountingApi)
         self._config = options.config
-        self.scheduler = SchedulerSource(self.api, NAMESPACE)
+        self.scheduler = SchedulerSource(self.api, NAMESPACE, seconds=connection.seconds(ANSWER_SECONDS))
         self._source = options.source
 
     def settings(self) -> Settings:

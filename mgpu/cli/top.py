@@ -1,9 +1,11 @@
 """The command `mgpu top`: shows how full the cards are, by node and model, and which pods hold the most.
 
-`mgpu.presentation.utilization` computes the figures. Scripts read the JSON, so its keys must not change.
+`mgpu.presentation.utilization` computes the figures, and `mgpu.cli.top_view` has the output for a pipe. Scripts read
+the JSON, so its keys must not change.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -11,31 +13,51 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mgpu.cli.agent_metrics import ASKED_BY_DEFAULT, ClusterWithUse, UseReader, unknown_lines
+from mgpu.cli.agent_metrics import ASKED_BY_DEFAULT, ClusterWithUse, UseReader
+from mgpu.cli.namespaces import namespace_options
 from mgpu.cli.sources import ReadingOptions, Sources, read_cluster, reading_options
-from mgpu.cli.watching import Output, show_once_or_watch
-from mgpu.model.quantities import format_bytes
+from mgpu.cli.top_view import (
+    ALL,
+    NO_CARDS,
+    NODES,
+    PODS,
+    TABLES,
+    UsedBy,
+    View,
+    bytes_text,
+    head_lines,
+    more_text,
+    nothing_held,
+    percent_of_card,
+    plain_lines,
+)
+from mgpu.cli.watching import FORMATS, WIDE, Output, show_once_or_watch
 from mgpu.presentation import utilization
+from mgpu.presentation.claim_views import split_name
 from mgpu.presentation.measured_use import NOT_MEASURED, ClusterUse, Used, core_text, describe_unknown, memory_text
 from mgpu.presentation.overview import Overview
 from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.use_figures import use_figures, used_json
-from mgpu.presentation.utilization import SORTS, Figures, Fragmentation, Holder
+from mgpu.presentation.utilization import SORTS, Figures, Holder
 
 EXAMPLES = """
 \b
 Examples:
   kubectl mgpu top
   kubectl mgpu top --sort memory --limit 5
+  kubectl mgpu top pod -n team-a
   kubectl mgpu top -o json | jq '.nodes[] | select(.idle > 0) | .name'
 """
 _BAR_WIDTH = 8
-_MOST_REASONS = 5
 
 
 @click.command(epilog=EXAMPLES)
+@click.argument("table", required=False, type=click.Choice(sorted(TABLES)), metavar="[node|pod]")
+@namespace_options
 @click.option(
     "--sort",
+    "--sort-by",
+    "sort",
     type=click.Choice(sorted(SORTS)),
     default="core",
     show_default=True,
@@ -53,15 +75,22 @@ _MOST_REASONS = 5
     default=None,
     help=f"Whether to ask the agents what is really used.  [default: if at most {ASKED_BY_DEFAULT} nodes have cards]",
 )
-@reading_options
+@reading_options(*FORMATS)
 def command(
+    table: str | None,
+    namespace: str,
     sort: str,
     limit: int,
     *,
+    all_namespaces: bool,
     usage: bool | None,
     options: ReadingOptions,
 ) -> None:
     """Show how full the cards are, for the cluster, each model and each node, and which pods hold the most.
+
+    With `node` or `pod`, only that table is shown. -n leaves only the pods of a namespace, and counts only those that
+    wait there; the nodes and models are those of the whole cluster. -o wide shows more columns, and -o name the names
+    of the nodes, or with `pod` those of the pods.
 
     Core is in percent of one card, so two cards have 200%. The figures show what pods hold according to their
     allocation records and, where the node agents measure it, what their processes really use. The used core is the
@@ -73,106 +102,81 @@ def command(
     """
     sources = Sources(options)
     with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
+    view = View(
+        TABLES[table] if table else ALL,
+        sort,
+        limit,
+        "" if all_namespaces else namespace,
+        is_wide=options.format == WIDE,
+    )
     prints: Output[ClusterWithUse] = Output(
-        lambda found: _json(found.answer.overview, found.use, sort),
-        lambda found: _render(found.answer.overview, found.use, sort, limit),
-        options.as_json,
+        lambda found: _json(view, view.overview(found), found.use),
+        lambda found: _render(view, view.overview(found), found.use),
+        options.format,
+        lambda found: plain_lines(view, view.overview(found), found.use),
+        lambda found: _object_names(view, view.overview(found)),
     )
     show_once_or_watch(lambda: with_use.read(read_cluster(sources)), prints, options.interval)
 
 
-def _json(found: Overview, use: ClusterUse | None, sort: str) -> dict[str, Any]:
-    nodes = utilization.by_node(found.nodes)
+def _object_names(view: View, found: Overview) -> list[str]:
+    if view.table != PODS:
+        return [f"node/{row.name}" for row in view.nodes(found)]
+    keys = [split_name(row.pod) for row in view.holders(found)]
+    kinds = {True: "resourceclaim", False: "pod"}
+    return [f"{kinds[name.startswith('claim ')]}/{name.removeprefix('claim ')}" for _, name in keys]
+
+
+def _json(view: View, found: Overview, use: ClusterUse | None) -> dict[str, Any]:
+    nodes = view.nodes(found)
     figures = use_figures(found.nodes, use or {})
 
     def used(amounts: Used) -> dict[str, Any]:
         return {} if use is None else {"inUse": used_json(amounts)}
 
     models = utilization.by_model(found.nodes)
-    holders = utilization.holders(found.nodes)
     unknown = {node: text for node, row in (use or {}).items() if (text := describe_unknown(row))}
     return {
         "cluster": utilization.figures_json(utilization.add("cluster", nodes)) | used(figures.total),
         "fragmentation": utilization.fragmentation_json(utilization.fragmentation(found.nodes)),
         "models": [utilization.figures_json(row) | used(figures.of_model(row.name)) for row in models],
-        "nodes": [
-            utilization.figures_json(row) | used(figures.of_node(row.name)) for row in sorted(nodes, key=SORTS[sort])
-        ],
-        "holders": [utilization.holder_json(row) | used(figures.of_pod(row.pod)) for row in holders],
+        "nodes": [utilization.figures_json(row) | used(figures.of_node(row.name)) for row in nodes],
+        "holders": [utilization.holder_json(row) | used(figures.of_pod(row.pod)) for row in view.holders(found)],
         **({} if use is None else {"useUnknown": unknown}),
         "pending": len(found.pending),
         "gated": len(found.gated),
     }
 
 
-def _render(found: Overview, use: ClusterUse | None, sort: str, limit: int) -> Group:
-    nodes = sorted(utilization.by_node(found.nodes), key=SORTS[sort])
+def _render(view: View, found: Overview, use: ClusterUse | None) -> Group:
+    nodes = view.nodes(found)
     total = utilization.add("cluster", nodes)
     if not total.cards:
-        return Group(Text("No node has GPU cards (no Device, and no aliyun.com/gpu-mem with gpu-count)."))
-    models = utilization.by_model(found.nodes)
+        return Group(Text(NO_CARDS))
+    limit = view.limit
+    models = sorted(utilization.by_model(found.nodes), key=SORTS[view.sort])
     figures = use_figures(found.nodes, use or {})
     is_measured = figures.total != NOT_MEASURED
     of_node, of_model, of_pod = (figures.of_node, figures.of_model, figures.of_pod) if is_measured else (None,) * 3
+    most = view.holders(found)
+    node_parts: list[RenderableType] = [_table("node", nodes[:limit], of_node), *_more(nodes, limit)]
+    pod_parts: list[RenderableType] = [_holders(most[:limit], of_pod), *_more(most, limit)] if most else []
+    if view.table == NODES:
+        return Group(*node_parts)
+    if view.table == PODS:
+        return Group(*(pod_parts or [Text(nothing_held(view))]))
+    styles = ("", "", *([""] if is_measured else []), "cyan")
+    lines = head_lines(found, total, figures, use)
     parts: list[RenderableType] = [
-        *(Text(line) for line in _summary(total, len(found.pending) - len(found.gated), len(found.gated))),
-        *([Text(_used_line(figures.total, total))] if is_measured else []),
-        Text(free_line(utilization.fragmentation(found.nodes)), style="cyan"),
-        *(Text(one_line(line), style="yellow") for line in unknown_lines(use or {})[:_MOST_REASONS]),
-        Text(),
+        Text(line, style=style) for line, style in zip_longest(lines, styles, fillvalue="yellow")
     ]
+    parts.append(Text())
     if len(models) > 1:
-        rows = sorted(models, key=SORTS[sort])[:limit]
-        parts += [_table("model", rows, of_model), *_more(models, limit), Text()]
-    parts += [_table("node", nodes[:limit], of_node), *_more(nodes, limit)]
-    most = utilization.holders(found.nodes)
-    if most:
-        parts += [Text(), _holders(most[:limit], of_pod), *_more(most, limit)]
+        parts += [_table("model", models[:limit], of_model), *_more(models, limit), Text()]
+    parts += node_parts
+    if pod_parts:
+        parts += [Text(), *pod_parts]
     return Group(*parts)
-
-
-def _summary(total: Figures, waiting: int, gated: int) -> list[str]:
-    unhealthy = f", {total.unhealthy} unhealthy" if total.unhealthy else ""
-    counts = [(waiting, "waiting"), (gated, "gated")]
-    (first, *others) = [row for row in counts if row[0]] or [(0, "")]
-    pods = f"; {first[0]} GPU pod{_s(first[0])} {first[1]}" if first[0] else ""
-    pods += "".join(f", {count} {what}" for count, what in others)
-    return [
-        f"{total.nodes:,} node{_s(total.nodes)}, {total.cards:,} card{_s(total.cards)} "
-        f"({total.idle:,} idle{unhealthy}){pods}",
-        f"core {_percent(total.core_share)} of {_core(total.core)}, "
-        f"memory {_percent(total.memory_share)} of {_bytes(total.memory)}",
-    ]
-
-
-def free_line(found: Fragmentation) -> str:
-    """Return a line with the free capacity, and with how much of it pods cannot use."""
-    parts = [f"{found.idle:,} idle card{_s(found.idle)}"] if found.idle else []
-    if found.part:
-        most = f"at most {_core(found.most_core)} and {_bytes(found.most_memory)} on one"
-        amounts = f"{_core(found.part_core)} and {_bytes(found.part_memory)}"
-        parts.append(f"{amounts} on {found.part:,} part-used card{_s(found.part)} ({most})")
-    useless = [
-        *([_core(found.useless_core)] if found.useless_core else []),
-        *([_bytes(found.useless_memory)] if found.useless_memory else []),
-    ]
-    if useless:
-        parts.append(
-            f"{' and '.join(useless)} where the rest of the card is taken, so that no share of core and memory fits"
-        )
-    count = found.partitioned
-    partitioned = f" ({count:,} partitioned card{_s(count)} not counted)" if count else ""
-    return f"Free: {'; '.join(parts) or 'nothing'}{partitioned}"
-
-
-def _used_line(used: Used, total: Figures) -> str:
-    core = "?" if used.core is None else _percent(used.core / total.core if total.core else 0.0)
-    memory = "?" if used.memory is None else _percent(used.memory / total.memory if total.memory else 0.0)
-    return f"really used: core {core}, memory {memory}"
-
-
-UsedBy = Callable[[str], Used] | None
-"""Returns what is used of the cards of a row, by its name; None if nothing is known of real use."""
 
 
 def _table(kind: str, rows: Sequence[Figures], used_by: UsedBy) -> Table:
@@ -180,8 +184,8 @@ def _table(kind: str, rows: Sequence[Figures], used_by: UsedBy) -> Table:
     table = _bare(kind, "cards", "idle", "core", note, "memory", note)
     for row in rows:
         unhealthy = f" {row.unhealthy}✗" if row.unhealthy else ""
-        core = f"{_core(row.core_used)} / {_core(row.core)}"
-        memory = f"{_bytes(row.memory_used)} / {_bytes(row.memory)}"
+        core = f"{percent_of_card(row.core_used)} / {percent_of_card(row.core)}"
+        memory = f"{bytes_text(row.memory_used)} / {bytes_text(row.memory)}"
         used = NOT_MEASURED
         if used_by:
             used = used_by(row.name)
@@ -215,8 +219,8 @@ def _holders(rows: Sequence[Holder], used_by: UsedBy) -> Table:
     note = "\nused/held" if used_by else ""
     table = _bare("pod", "cards", f"core{note}", f"memory{note}", "node", "requested as")
     for row in rows:
-        core = _core(row.core)
-        memory = _bytes(row.memory)
+        core = percent_of_card(row.core)
+        memory = bytes_text(row.memory)
         if used_by:
             used = used_by(row.pod)
             core = core_text(used.core, row.core)
@@ -234,25 +238,5 @@ def _bare(*names: str) -> Table:
 
 
 def _more(rows: Sequence[object], limit: int) -> list[Text]:
-    more = len(rows) - limit
-    return [Text(f"… and {more:,} more (--limit)", style="grey50")] if more > 0 else []
-
-
-def _core(milli: int) -> str:
-    """Return the percentage of a card for thousandths, such as `1,250%` or `12.5%`."""
-    return f"{milli // 10:,}%" if milli % 10 == 0 else f"{milli / 10:,.1f}%"
-
-
-def _bytes(amount: int) -> str:
-    """Return a text such as `64.0 GiB` or `1,140.0 GiB`; from 10 TiB on, the unit is TiB."""
-    if amount >= 10 << 40:
-        return f"{amount / (1 << 40):,.1f} TiB"
-    return f"{amount / (1 << 30):,.1f} GiB" if amount >= 1 << 40 else format_bytes(amount)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+    text = more_text(rows, limit)
+    return [Text(text, style="grey50")] if text else []

@@ -1,12 +1,16 @@
 """Shows the output of a command once, or again whenever it changes (`--watch`).
 
 On a terminal each output replaces the previous one, as far as it fits on the screen. Otherwise the outputs follow one
-another, in full: JSON as one document after the other, and text with a line before each that says when it was read.
+another, in full: JSON and YAML as one document after the other, and text with a line before each that says when it was
+read.
+
+A program that reads the output of a pipe gets tables without colours, boxes and bars, one row per line however long it
+is, as from kubectl.
 """
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -15,11 +19,16 @@ import click
 from rich.console import RenderableType
 from rich.control import Control
 from rich.segment import Segment, Segments
+from rich.text import Text
 
 from mgpu.cli.cluster_objects import paused_garbage_collection
+from mgpu.cli.connection import ServerError
 from mgpu.cli.sources import Reading
-from mgpu.presentation.terminal import Terminal, show, show_json
+from mgpu.presentation.terminal import Terminal, show, show_json, show_plain, show_yaml
 
+TABLE, WIDE, JSON, YAML, NAME = "table", "wide", "json", "yaml", "name"
+"""The formats of the output. `yaml` has the same data as `json`, and `name` has only the names of the objects."""
+FORMATS = (TABLE, WIDE, JSON, YAML, NAME)
 T = TypeVar("T")
 _QUIET, _ERROR = "grey50", "bold red"
 _LEAST_REST = 4.0
@@ -33,19 +42,46 @@ class Output(Generic[T]):
 
     Attributes:
         json: returns the value that is printed with `-o json`.
-        render: returns a renderable of `rich`.
-        as_json: whether the user asks for JSON.
+        render: returns a renderable of `rich` for a terminal.
+        format: one of `FORMATS`.
+        plain: returns the lines for a pipe, and for `-o wide` on a terminal; None to print what `render` returns,
+            without colours and line breaks.
+        names: returns the lines of `-o name`.
     """
 
     json: Callable[[T], Any]
     render: Callable[[T], RenderableType]
-    as_json: bool
+    format: str = TABLE
+    plain: Callable[[T], Iterable[str]] | None = None
+    names: Callable[[T], Iterable[str]] = lambda _: ()
 
-    def print(self, value: T) -> None:
-        if self.as_json:
+    @property
+    def is_data(self) -> bool:
+        """Whether only programs read the output, which then has nothing but the data."""
+        return self.format in (JSON, YAML, NAME)
+
+    def print(self, value: T, *, is_first: bool = True) -> None:
+        if self.format == JSON:
             show_json(self.json(value))
-        else:
+        elif self.format == YAML:
+            if not is_first:
+                click.echo("---")
+            show_yaml(self.json(value))
+        elif self.format == NAME:
+            for name in self.names(value):
+                click.echo(name)
+        elif self.plain is not None and (self.format == WIDE or not Terminal().is_terminal):
+            click.echo("\n".join(self.plain(value)))
+        elif Terminal().is_terminal:
             show(self.render(value))
+        else:
+            show_plain(self.render(value))
+
+    def screen(self, value: T) -> RenderableType:
+        """Return what `--watch` shows on a terminal."""
+        if self.plain is not None and self.format == WIDE:
+            return Text("\n".join(self.plain(value)), no_wrap=True, overflow="ellipsis")
+        return self.render(value)
 
 
 def show_once_or_watch(
@@ -69,18 +105,20 @@ def show_once_or_watch(
         return
     terminal = Terminal()
     try:
-        if terminal.is_terminal and not output.as_json:
+        if terminal.is_terminal and not output.is_data:
             with terminal.screen():
                 for found, error in _changes(read, interval, sleep):
-                    _redraw(terminal, output.render(found.value), found.origin, error)
+                    _redraw(terminal, output.screen(found.value), found.origin, error)
             return
+        is_first = True
         for found, error in _changes(read, interval, sleep):
             if error:
-                click.echo(f"Error: {error}", err=True)
+                click.echo(error, err=True)
                 continue
-            if not output.as_json:
+            if not output.is_data:
                 click.echo(_headline(found.origin))
-            output.print(found.value)
+            output.print(found.value, is_first=is_first)
+            is_first = False
     except KeyboardInterrupt:
         return
 
@@ -103,6 +141,8 @@ def _changes(
             found = read()
         except click.ClickException as problem:
             message = problem.format_message()
+            if not isinstance(problem, ServerError):
+                message = f"Error: {message}"
         rest = max(interval, _LEAST_REST * (time.monotonic() - began))
         if found is not None and (error or found.value != last.value):
             last = found
@@ -121,7 +161,7 @@ def _headline(origin: str) -> str:
 
 def _redraw(terminal: Terminal, content: RenderableType, origin: str, error: str) -> None:
     terminal.control(Control.home(), Control.clear())
-    headline = f"Error: {error}" if error else f"{_headline(origin)[2:]} (Ctrl-C ends)"
+    headline = error or f"{_headline(origin)[2:]} (Ctrl-C ends)"
     terminal.print(headline, style=_ERROR if error else _QUIET, no_wrap=True, overflow="ellipsis")
     # Everything is rendered for the width of the terminal, and the card map must not be cropped.
     terminal.print(_first_lines(terminal, content, terminal.height - 2), end="", crop=False)

@@ -87,17 +87,33 @@ class Api:
 
     Args:
         timeout: The most seconds until the server begins to answer a request, and then between two parts of the answer.
-            In a watch, it limits only the time to connect.
+            In a watch, it limits only the time to connect. None means no limit.
         pool: The most connections that are kept open.
+        impersonation: The headers by which the requests have the rights of another user. A name may occur repeatedly.
     """
 
-    def __init__(self, server: Server, *, timeout: float = 10.0, pool: int = 16) -> None:
+    def __init__(
+        self,
+        server: Server,
+        *,
+        timeout: float | None = 10.0,
+        pool: int = 16,
+        impersonation: Iterable[tuple[str, str]] = (),
+    ) -> None:
         self._server = server
         self._pool = server.make_pool(maxsize=pool, retries=False, socket_options=_SOCKET)
         self._timeout = timeout
+        self._impersonation = tuple(impersonation)
 
     @classmethod
-    def connect(cls, kubeconfig: str = "", *, context: str = "", timeout: float = 10.0) -> "Api":
+    def connect(
+        cls,
+        kubeconfig: str = "",
+        *,
+        context: str = "",
+        timeout: float | None = 10.0,
+        impersonation: Iterable[tuple[str, str]] = (),
+    ) -> "Api":
         """Return an `Api` for the server of a kubeconfig file or of the cluster. No request is sent.
 
         Args:
@@ -108,19 +124,20 @@ class Api:
         Raises:
             BadObject: There is no usable configuration.
         """
-        return cls(_find_server(kubeconfig, context), timeout=timeout)
+        return cls(_find_server(kubeconfig, context), timeout=timeout, impersonation=impersonation)
 
     def get(self, path: str, **query: object) -> dict[str, Any]:
         return self._call("GET", path, query)
 
     def fetch(
-        self, path: str, headers: Mapping[str, str], *, seconds: float, **query: object
+        self, path: str, headers: Mapping[str, str], *, seconds: float | None, **query: object
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the body and the headers of an answer to GET, as a server behind the API server has written them.
 
         Args:
             headers: Further headers of the request.
-            seconds: The most seconds until the server begins to answer, and then between two parts of the answer.
+            seconds: The most seconds until the server begins to answer, and then between two parts of the answer; None
+                means no limit.
         """
         timeout = urllib3.Timeout(connect=self._timeout, read=seconds)
         response = self._send("GET", path, query, timeout=timeout, extra=headers)
@@ -256,15 +273,19 @@ class Api:
         timeout: urllib3.Timeout | None = None,
         extra: Mapping[str, str] = MappingProxyType({}),
     ) -> urllib3.BaseHTTPResponse:
-        headers = {
-            "Accept": "application/json",
-            **({"Content-Type": content_type} if body is not None else {}),
-            **extra,
-        }
+        headers = urllib3.HTTPHeaderDict(
+            {
+                "Accept": "application/json",
+                **({"Content-Type": content_type} if body is not None else {}),
+                **extra,
+            }
+        )
         try:
             headers.update(self._server.credentials())
         except (NoCredentials, OSError) as error:
             raise Unreachable(f"{method} {path}: {error}") from error
+        for name, value in self._impersonation:
+            headers.add(name, value)
         encoded = urlencode({k: v for k, v in query.items() if v not in (None, "")})
         try:
             response: urllib3.BaseHTTPResponse = self._pool.request(

@@ -29,7 +29,7 @@ class FencedApi(Api):
         return self._inner.get(path, **query)
 
     def fetch(
-        self, path: str, headers: Mapping[str, str], *, seconds: float, **query: object
+        self, path: str, headers: Mapping[str, str], *, seconds: float | None, **query: object
     ) -> tuple[bytes, Mapping[str, str]]:
         return self._inner.fetch(path, headers, seconds=seconds, **query)
 

@@ -1,4 +1,4 @@
-"""Prints the output of the commands: tables and pictures with the library `rich`, and JSON.
+"""Prints the output of the commands: tables and pictures with the library `rich`, JSON and YAML.
 
 Text from the cluster must never be interpreted, neither as markup of `rich` nor as terminal control sequences.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import orjson
+import yaml
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment, Segments
 from rich.text import Text
@@ -18,6 +19,8 @@ from mgpu.presentation.plain_text import printable
 
 _LETTERS = 1 << 14
 """The number of letters that `show` prints at once."""
+_WIDE = 1 << 16
+"""The width for a pipe. No line of the output is so long, so none is broken."""
 _BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
@@ -62,6 +65,20 @@ def _parts(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
     yield part
 
 
+def show_plain(renderable: RenderableType) -> None:
+    """Print a renderable for a program: without colours, without line breaks for a width, and no blanks at the end."""
+    terminal = Terminal(width=_WIDE, color_system=None)
+    line = ""
+    for segment in terminal.render(renderable, terminal.options):
+        *ended, rest = segment.text.split("\n")
+        for text in ended:
+            click.echo((line + text).rstrip())
+            line = ""
+        line += rest
+    if line.strip():
+        click.echo(line.rstrip())
+
+
 def show_json(value: Any) -> None:
     """Print a value as indented JSON. All characters that are not printable are escaped, even if JSON allows them."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2)
@@ -74,3 +91,25 @@ def show_json(value: Any) -> None:
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+class _Dumper(yaml.CSafeDumper):
+    """A dumper that quotes each text that the YAML library of Go would take for a number, such as the node `1e3`."""
+
+
+_NUMBER = re.compile(r"[-+]?(\.\d+|\d[\d_]*\.?[\d_]*)([eE][-+]?\d+)?|[-+]?0[oOxXbB][\da-fA-F_]+", re.ASCII)
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:number", re.compile(rf"(?:{_NUMBER.pattern})$"), list("-+.0123456789"))
+
+
+def show_yaml(value: Any) -> None:
+    """Print a value as YAML, with the same data as `show_json`. Characters that are not printable are escaped."""
+    data = orjson.loads(orjson.dumps(value))
+    text = _yaml(data, allow_unicode=True)
+    if not text.replace("\n", "").isprintable():
+        text = _yaml(data, allow_unicode=False)
+    click.echo(text, nl=False)
+
+
+def _yaml(data: Any, *, allow_unicode: bool) -> str:
+    text: str = yaml.dump(data, Dumper=_Dumper, allow_unicode=allow_unicode, sort_keys=False, width=_WIDE)
+    return text

@@ -109,7 +109,7 @@ def mgpu(image: Path, *arguments: str, code: str = "main()") -> subprocess.Compl
 
 
 def test_commands_of_the_image_start_with_the_runtime_libraries_alone(image: Path) -> None:
-    commands = ("webhook", "scheduler", "deviceplugin", "inspect", "explain", "top", "doctor")
+    commands = ("webhook", "scheduler", "deviceplugin", "inspect", "explain", "top", "doctor", "completion")
     each = "[main([command, '--help'], prog_name='mgpu', standalone_mode=False) for command in sys.argv[1:]]"
     done = mgpu(image, *commands, code=each)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def test_image_offers_no_command_of_the_playground(image: Path) -> None:
     done = mgpu(image, "--help")
     assert done.returncode == 0, done.stderr
     offered = set(re.findall(r"^  (\w+)", done.stdout.partition("Commands:")[2], re.MULTILINE))
-    assert offered == {"webhook", "scheduler", "deviceplugin", "inspect", "explain", "top", "doctor"}
+    assert offered == {"webhook", "scheduler", "deviceplugin", "inspect", "explain", "top", "doctor", "completion"}
     for command in ("playground", "demo", "simulate"):
         assert not re.search(rf"mgpu {command}\b", done.stdout)
         refused = mgpu(image, command)

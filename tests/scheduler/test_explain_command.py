@@ -259,7 +259,7 @@ def test_text_contains_all_parts(cluster: Cluster) -> None:
 
 def test_option_namespace_selects_the_namespace(cluster: Cluster) -> None:
     result = cluster.explain("waits", "-n", "other")
-    assert (result.exit_code, result.stderr) == (1, 'Error: pods "waits" not found\n')
+    assert (result.exit_code, result.stderr) == (1, 'Error from server (NotFound): pods "waits" not found\n')
 
 
 def test_cluster_without_crd_is_an_error(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

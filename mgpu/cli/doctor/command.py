@@ -11,8 +11,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from mgpu.cli import completion
 from mgpu.cli.cluster_objects import paused_garbage_collection
-from mgpu.cli.connection import NAMESPACE, cluster_options, read_installed_settings, report_api_errors
+from mgpu.cli.connection import NAMESPACE, read_installed_settings, report_api_errors
 from mgpu.cli.doctor.admission import check_admission, check_bindings
 from mgpu.cli.doctor.agents import check_nodes
 from mgpu.cli.doctor.callers import check_callers
@@ -24,10 +25,13 @@ from mgpu.cli.doctor.components import check_custom_resources, check_installed, 
 from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.cli.doctor.kueue import check_kueue
 from mgpu.cli.doctor.records import check_records
+from mgpu.cli.kubectl_options import Connection, cluster_options
+from mgpu.cli.sources import output_option
+from mgpu.cli.watching import JSON, TABLE, YAML
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
 from mgpu.presentation.plain_text import one_line
-from mgpu.presentation.terminal import Terminal, show_json
+from mgpu.presentation.terminal import Terminal, show_json, show_yaml
 from mgpu.settings import Settings, load_settings
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILED: "bold red"}
@@ -42,12 +46,25 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="The namespace of the installation.")
-@click.option("--try-in", default="default", show_default=True, help="The namespace for dry runs.")
+@click.option(
+    "-n",
+    "--namespace",
+    default=NAMESPACE,
+    show_default=True,
+    shell_complete=completion.namespaces,
+    help="The namespace of the installation.",
+)
+@click.option(
+    "--try-in",
+    default="default",
+    show_default=True,
+    shell_complete=completion.namespaces,
+    help="The namespace for dry runs.",
+)
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: Path | None, output: str) -> None:
+@output_option(TABLE, JSON, YAML)
+def command(namespace: str, try_in: str, connection: Connection, config: Path | None, output: str) -> None:
     """Check an installation, and print each finding with its remedy.
 
     Nothing is written: a Pod and a Binding that must be denied are created as dry runs, and everything else is read.
@@ -58,13 +75,14 @@ def command(namespace: str, try_in: str, kubeconfig: str, context: str, config: 
         text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
         raise BadObject([Problem("--try-in", text)])
     with report_api_errors(), paused_garbage_collection():
-        api = Api.connect(kubeconfig, context=context, timeout=20.0)
+        api = connection.connect(20.0, Api)
         settings, finding = _read_settings(api, config, namespace)
         findings = [finding, *diagnose(read_installation(api, namespace, settings, try_in))]
     failed = any(finding.level is Level.FAILED for finding in findings)
-    if output == "json":
+    if output in (JSON, YAML):
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]
-        show_json({"ok": not failed, "checks": rows})
+        show_data = show_json if output == JSON else show_yaml
+        show_data({"ok": not failed, "checks": rows})
     else:
         _print(findings)
     sys.exit(1 if failed else 0)

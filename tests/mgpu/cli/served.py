@@ -7,6 +7,9 @@ from pathlib import Path
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 
+ON_A_TERMINAL = {"TTY_COMPATIBLE": "1", "TERM": "dumb"}
+"""The environment in which a command takes its output for a terminal of 80 columns without colours."""
+
 
 @contextmanager
 def served(folder: Path, *fill: Callable[[Api], object]) -> Iterator[str]:

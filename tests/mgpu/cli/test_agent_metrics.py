@@ -24,7 +24,7 @@ from playground.processes import own_address
 from tests.agent_metrics import page
 from tests.agent_pods import agent
 from tests.builders import GIB, container, pod, state
-from tests.mgpu.cli.served import served
+from tests.mgpu.cli.served import ON_A_TERMINAL, served
 from tests.scheduler.explained_cluster import add, add_node
 
 PODS = "/api/v1/namespaces/mgpu-system/pods"
@@ -267,8 +267,8 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.stop()
 
 
-def run(kubeconfig: str, *arguments: str) -> Result:
-    result = CliRunner().invoke(main, [*arguments, "--kubeconfig", kubeconfig, "--from", "api"])
+def run(kubeconfig: str, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
+    result = CliRunner(env=env).invoke(main, [*arguments, "--kubeconfig", kubeconfig, "--from", "api"])
     assert result.exit_code == 0, result.output
     return result
 
@@ -305,11 +305,23 @@ def test_inspect_shows_what_is_used_within_what_is_held(kubeconfig: str) -> None
         ],
     }
     assert list(usage) == ["n1"]
-    text = run(kubeconfig, "inspect", "--usage").stdout
+    text = run(kubeconfig, "inspect", "--usage", env=ON_A_TERMINAL).stdout
     assert "used   20% 4 GiB" in text
     assert "A default/p · 12/50% 3/8 GiB on 0" in text
     assert "use unknown: the agent does not answer: error trying to reach service" in text
     assert "usage" not in json.loads(run(kubeconfig, "inspect", "-o", "json").stdout)
+
+
+def test_inspect_in_a_pipe_has_columns_for_what_is_used(kubeconfig: str) -> None:
+    lines = run(kubeconfig, "inspect", "--usage").stdout.splitlines()
+    rows = [line.split()[8:] for line in lines[:4]]
+    assert rows == [
+        ["USED-CORE", "USED-MEMORY", "HELD-BY"],
+        ["20%", "4096Mi", "default/p"],
+        ["0%", "1024Mi", "-"],
+        ["-", "-", "-"],
+    ]
+    assert any(line.startswith("n2: use unknown: the agent does not answer") for line in lines)
 
 
 def test_top_shows_what_is_used_beside_what_is_held(kubeconfig: str) -> None:
@@ -319,13 +331,19 @@ def test_top_shows_what_is_used_beside_what_is_held(kubeconfig: str) -> None:
     assert answer["nodes"][1]["inUse"] == {"core": None, "memory": None}
     assert answer["holders"][0]["inUse"] == {"core": 12, "memory": 3 * GIB}
     assert list(answer["useUnknown"]) == ["n2"]
-    lines = run(kubeconfig, "top", "--sort", "name").stdout.splitlines()
+    lines = run(kubeconfig, "top", "--sort", "name", env=ON_A_TERMINAL).stdout.splitlines()
     assert lines[2] == "really used: core 5%, memory 2%"
     assert any("n2: use unknown: the agent does not answer" in line for line in lines)
     first, second = (next(line.split() for line in lines if line.startswith(f"{name} ")) for name in ("n1", "n2"))
     assert (first[4], first[6:]) == ("20/50/200%", ["5/8/160", "GiB"])
     assert (second[4], second[6:]) == ("?/0/200%", ["?/0/160", "GiB"])
     assert ["default/p", "1", "12/50%", "3/8", "GiB"] in [line.split()[:5] for line in lines]
+    rows = [line.split() for line in run(kubeconfig, "top", "node", "--sort", "name").stdout.splitlines()]
+    assert [row[4:] for row in rows] == [
+        ["HELD-CORE", "CORE", "HELD-MEMORY", "MEMORY", "USED-CORE", "USED-MEMORY"],
+        ["50%", "200%", "8192Mi", "163840Mi", "20%", "5120Mi"],
+        ["0%", "200%", "0Mi", "163840Mi", "-", "-"],
+    ]
     plain = json.loads(run(kubeconfig, "top", "--no-usage", "-o", "json").stdout)
     assert "useUnknown" not in plain
     assert "inUse" not in plain["cluster"]

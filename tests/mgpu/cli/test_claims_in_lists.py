@@ -1,7 +1,7 @@
 """Commands that list the objects of an API server show ResourceClaims."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.resource_claims import CLASSES
 from tests import builders as b
 from tests.claim_objects import CLASS, Raw, claim
-from tests.mgpu.cli.served import served
+from tests.mgpu.cli.served import ON_A_TERMINAL, served
 from tests.mgpu.cli.test_inspect import GPUSHARE
 
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ml/resourceclaims"
@@ -38,15 +38,17 @@ def fill(api: Api) -> None:
             api.replace(f"{_CLAIMS}/{raw['metadata']['name']}/status", {**made, "status": raw["status"]})
 
 
-def run(kubeconfig: str, command: str, *arguments: str) -> Result:
-    result = CliRunner().invoke(main, [command, "--kubeconfig", kubeconfig, "--from", "api", *arguments])
+def run(kubeconfig: str, command: str, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
+    result = CliRunner(env=env).invoke(main, [command, "--kubeconfig", kubeconfig, "--from", "api", *arguments])
     assert result.exit_code == 0, result.output
     return result
 
 
 def test_inspect_shows_the_claims_that_hold_cards_and_those_that_wait(kubeconfig: str) -> None:
+    map_of_cards = run(kubeconfig, "inspect", env=ON_A_TERMINAL).stdout
+    assert "A claim ml/train · 30% 8 GiB on 1" in map_of_cards
     text = run(kubeconfig, "inspect").stdout
-    assert "A claim ml/train · 30% 8 GiB on 1" in text
+    assert "   claim ml/train\n" in text
     assert "Waiting for cards: claim ml/waits" in text
     answer: Any = json.loads(run(kubeconfig, "inspect", "-o", "json").stdout)
     assert answer["nodes"]["n1"]["cards"][1]["holders"] == ["claim ml/train/gpu"]

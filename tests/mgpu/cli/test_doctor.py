@@ -662,4 +662,4 @@ def test_doctor_of_a_cluster_that_does_not_answer_is_an_error(tmp_path: Path) ->
     write_kubeconfig(tmp_path / "kubeconfig", f"https://127.0.0.1:{free_port()}", certificate, "admin")
     result = CliRunner().invoke(main, ["doctor", "--kubeconfig", str(tmp_path / "kubeconfig")])
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith("Unable to connect to the server: ")

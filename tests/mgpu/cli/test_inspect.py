@@ -1,7 +1,7 @@
 """`mgpu inspect` against an API server."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from mgpu.presentation.overview import Overview
 from mgpu.presentation.terminal import Terminal
 from tests.agent_pods import SINCE, agent
 from tests.builders import GIB, mtgpupod, node, pod, share
-from tests.mgpu.cli.served import served
+from tests.mgpu.cli.served import ON_A_TERMINAL, served
 
 CRDS = Path(__file__).parents[3] / "manifests" / "crds"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -47,8 +47,8 @@ def fill(api: Api) -> None:
     api.close()
 
 
-def inspect(kubeconfig: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["inspect", "--kubeconfig", kubeconfig, *arguments])
+def inspect(kubeconfig: str, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(main, ["inspect", "--kubeconfig", kubeconfig, *arguments])
 
 
 def found(result: Result) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def test_inspect_json_lists_nodes_cards_and_holders(kubeconfig: str) -> None:
 
 
 def test_inspect_prints_the_card_map_and_the_pods_that_wait(kubeconfig: str) -> None:
-    text = inspect(kubeconfig).stdout
+    text = inspect(kubeconfig, env=ON_A_TERMINAL).stdout
     assert "A default/runs · 50% 1 GiB on 1 · spread-group web" in text
     assert "Waiting for cards: default/waits (card-models H100)" in text
     assert "spread-group default/web: 1 pod on card 1 of n1" in text
@@ -128,7 +128,7 @@ def test_inspect_prefers_the_device_to_node_status(kubeconfig: str) -> None:
 def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) -> None:
     without = found(inspect(kubeconfig, "-o", "json"))
     assert (without["mtgpupods"], without["accounting"]["n1"]) == ({}, {"free": 0, "gpuids": []})
-    assert "free cards" not in inspect(kubeconfig).stdout
+    assert "free cards" not in inspect(kubeconfig, env=ON_A_TERMINAL).stdout
     api = Api.connect(kubeconfig)
     api.create(DEFINITIONS, yaml.safe_load((CRDS / "mtgpupod.yaml").read_text()))
     third = node("n3")
@@ -149,7 +149,7 @@ def test_inspect_shows_mtgpupods_and_the_rest_of_their_cards(kubeconfig: str) ->
     assert answer["accounting"] == {"n3": {"free": 1, "gpuids": [left]}}
     assert answer["mtgpupods"]["default/waits-named"]["reason"] == "ResourceExceeded"
     assert answer["mtgpupods"]["default/runs-named"]["card"] == first
-    text = " ".join(inspect(kubeconfig, "n3").stdout.split())
+    text = " ".join(inspect(kubeconfig, "n3", env=ON_A_TERMINAL).stdout.split())
     assert "core left memory left n3 1 zxcvb 0 60% 13.0 GiB" in text
     assert "default/waits-named (GPUID asdfg: ResourceExceeded)" in text
     assert "MtgpuPod default/runs-named: degraded: elsewhere" in text

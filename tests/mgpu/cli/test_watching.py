@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from rich.text import Text
 
 from mgpu.cli.sources import Reading
-from mgpu.cli.watching import Output, show_once_or_watch
+from mgpu.cli.watching import JSON, Output, show_once_or_watch
 from mgpu.presentation.terminal import Terminal
 
-OUTPUT: Output[str] = Output(lambda value: {"value": value}, Text, False)
-JSON: Output[str] = Output(lambda value: {"value": value}, Text, True)
+OUTPUT: Output[str] = Output(lambda value: {"value": value}, Text)
+AS_JSON: Output[str] = Output(lambda value: {"value": value}, Text, JSON)
 
 
 def watched(steps: Iterable[object], output: Output[str] = OUTPUT, interval: float | None = 1.0) -> Result:
@@ -51,7 +51,7 @@ def test_changes_are_printed_one_after_the_other_where_there_is_no_terminal() ->
 
 
 def test_json_is_one_document_after_the_other() -> None:
-    assert watched(["a", "b"], JSON).stdout == '{\n  "value": "a"\n}\n{\n  "value": "b"\n}\n'
+    assert watched(["a", "b"], AS_JSON).stdout == '{\n  "value": "a"\n}\n{\n  "value": "b"\n}\n'
 
 
 def test_an_error_is_printed_once_and_the_output_again_when_it_is_gone() -> None:
