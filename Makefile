@@ -4,6 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
+# Programs for the tests of manifests/, of exact versions, whose hashes Go's checksum database has.
+TOOLS := .tools
+HELM := helm.sh/helm/v3/cmd/helm@v3.22.0
+KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
+GO ?= $(or $(shell command -v go),/usr/local/go/bin/go)
 UV := $(BIN)/uv
 LOCKS := $(wildcard requirements/*.txt)
 # What requirements/$(1).txt lists, by hash, and mgpu itself from this checkout.
@@ -12,7 +17,7 @@ sync = $(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requ
 COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
-.PHONY: help install demo playground test check lock format bench proto pictures soak manifests deploy undeploy clean
+.PHONY: help install demo playground test check lock format bench proto docs chart helm pictures soak manifests deploy undeploy clean
 .PHONY: image image-archive
 
 help: ## Show this list
@@ -49,9 +54,10 @@ soak: install ## Run every property test and state machine with 20,000 examples,
 check: install ## Format, lint, types, layers, generated code and locked versions up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements image
+	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements image manifests/chart
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python manifests/chart/generate.py --check
 	$(BIN)/python requirements/check.py
 
 lock: $(UV) ## Lock the versions and hashes of all libraries anew; UPGRADE=--upgrade takes the newest
@@ -60,6 +66,7 @@ lock: $(UV) ## Lock the versions and hashes of all libraries anew; UPGRADE=--upg
 	$(COMPILE) requirements/build.in -c requirements/dev.txt -o requirements/build.txt
 	$(COMPILE) pyproject.toml -c requirements/dev.txt -o requirements/runtime.txt
 	$(COMPILE) pyproject.toml --extra playground -c requirements/dev.txt -o requirements/demo.txt
+	$(COMPILE) pyproject.toml --extra docs -c requirements/dev.txt -o requirements/docs.txt
 
 format: install ## Rewrite the sources in the house format
 	$(BIN)/ruff format .
@@ -68,12 +75,31 @@ format: install ## Rewrite the sources in the house format
 bench: install ## Measure, print one table with the machine named, and keep the run in the history
 	$(BIN)/python -m bench
 
+docs: install ## Build the documentation as a site in build/site; a link that leads nowhere is an error
+	@$(call sync,docs)
+	$(BIN)/python docs/site/commands.py --check
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site . build/site
+	@echo 'open build/site/index.html'
+
 pictures: install ## Make the pictures of docs/ anew, with an installed chromium
 	$(BIN)/python docs/pictures/make.py
 	$(BIN)/python docs/pictures/performance.py
 
 proto: install ## Regenerate the gRPC modules from proto/*.proto
 	$(BIN)/python proto/generate.py
+
+chart: install ## Generate the templates of the Helm chart from manifests/, and docs/chart.md from its values
+	$(BIN)/python manifests/chart/generate.py
+
+helm: $(TOOLS)/helm $(TOOLS)/kustomize ## Build Helm and kustomize in .tools, with which tests render the manifests (needs Go)
+
+$(TOOLS)/helm: Makefile
+	GOBIN=$(CURDIR)/$(TOOLS) $(GO) install $(HELM)
+	@touch $@
+
+$(TOOLS)/kustomize: Makefile
+	GOBIN=$(CURDIR)/$(TOOLS) $(GO) install $(KUSTOMIZE)
+	@touch $@
 
 manifests: install ## Render every overlay and check what comes out
 	$(BIN)/python -m pytest tests/manifests
@@ -92,4 +118,4 @@ undeploy: ## Take mgpu off kubectl's cluster; nothing stays stuck
 	@manifests/undeploy.sh
 
 clean: ## Remove what was installed and built
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-FILES: Mapping[str, tuple[str, ...]] = {"runtime": (), "demo": ("playground",), "dev": ("dev",)}
+FILES: Mapping[str, tuple[str, ...]] = {"runtime": (), "demo": ("playground",), "docs": ("docs",), "dev": ("dev",)}
 """The lock files by name, each with the extras of mgpu whose requirements it locks."""
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; (.*?))?((?: --hash=sha256:[0-9a-f]{64})*)")
 
