@@ -1,7 +1,6 @@
 """A fake API server with delayed watches, and a scheduler process without threads."""
 
 import base64
-import copy
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +53,12 @@ Raw = dict[str, Any]
 SETTINGS = load_settings()
 
 
+def copied(raw: Any) -> Any:
+    """Return a copy of an object of the API. Machines copy thousands in each example, and deepcopy takes 8 times as
+    long."""
+    return orjson.loads(orjson.dumps(raw))
+
+
 class FakeApi:
     """The part of `mgpu.kube.Api` that the scheduler uses. admit: the binding webhook, or None if it is down."""
 
@@ -100,7 +105,7 @@ class FakeApi:
         return (namespace, name) if kind in ("pods", "resourceclaims") else name
 
     def edit_pod(self, name: str, change: Callable[[Raw], None]) -> None:
-        item = copy.deepcopy(self.pods["default", name])
+        item = copied(self.pods["default", name])
         change(item)
         self.put("pods", item)
 
@@ -111,7 +116,7 @@ class FakeApi:
         return self.resourceclaims["default", name]
 
     def edit_claim(self, name: str, change: Callable[[Raw], None]) -> None:
-        item = copy.deepcopy(self.claim(name))
+        item = copied(self.claim(name))
         change(item)
         self.put("resourceclaims", item)
 
@@ -120,24 +125,24 @@ class FakeApi:
 
     def _tell(self, kind: str, what: str, item: Raw) -> None:
         for watcher in self.watchers:
-            watcher(kind, what, copy.deepcopy(item))
+            watcher(kind, what, copied(item))
 
     # What the scheduler calls.
 
     def get(self, path: str) -> Raw:
         self._reach()
-        return copy.deepcopy(self._at(path))
+        return copied(self._at(path))
 
     def list(self, path: str, **query: str) -> tuple[list[Raw], str]:
         """List PodGroups, the only objects that the scheduler reads in this way."""
         self._reach()
         self.lists += 1
-        return copy.deepcopy(self.podgroups.get(f"{path}?{query['fieldSelector']}", [])), "1"
+        return copied(self.podgroups.get(f"{path}?{query['fieldSelector']}", [])), "1"
 
     def patch(self, path: str, body: Raw) -> Raw:
         self._meanwhile()
         path, *_ = path.partition("/status")
-        found = copy.deepcopy(self._at(path))
+        found = copied(self._at(path))
         for key in ("uid", "resourceVersion"):
             if body.get("metadata", {}).get(key, found["metadata"][key]) != found["metadata"][key]:
                 raise ApiError(409, "Conflict", key)
@@ -160,8 +165,8 @@ class FakeApi:
         self._meanwhile()
         path, _, subresource = path.rpartition("/")
         assert subresource == "status", path
-        found = copy.deepcopy(self._at(path))
-        new = {**found, "status": copy.deepcopy(body["status"])}
+        found = copied(self._at(path))
+        new = {**found, "status": copied(body["status"])}
         version = body["metadata"].get("resourceVersion", "")
         new["metadata"] = {**found["metadata"], "resourceVersion": version}
         before = (found.get("status") or {}).get("allocation")
@@ -181,7 +186,7 @@ class FakeApi:
         def store() -> Raw:
             if self._at(path)["metadata"] != found["metadata"]:
                 raise ApiError(409, "Conflict", "resourceVersion")
-            return new if dry_run else self._answer(self.put("resourceclaims", copy.deepcopy(new)))
+            return new if dry_run else self._answer(self.put("resourceclaims", copied(new)))
 
         return store
 
@@ -189,7 +194,7 @@ class FakeApi:
         if self.lost_answers:
             self.lost_answers -= 1
             raise Unreachable("no answer")
-        return copy.deepcopy(written)
+        return copied(written)
 
     def create(self, path: str, body: Raw) -> Raw:
         self._meanwhile()
@@ -200,7 +205,7 @@ class FakeApi:
         if body["metadata"]["name"] in self.configmaps:
             raise ApiError(409, "AlreadyExists", path)
         meta = {"namespace": path.split("/")[-2], "uid": f"uid-{body['metadata']['name']}", **body["metadata"]}
-        return self.put(kind, {**copy.deepcopy(body), "metadata": meta})
+        return self.put(kind, {**copied(body), "metadata": meta})
 
     def annotate(self, node: str, **annotations: str) -> Raw:
         """Set annotations of a Node: `annotate("n1", **{"mgpu.io/slices": "…"})`."""
@@ -209,7 +214,7 @@ class FakeApi:
     def bind(self, name: str, node: str, binding: Raw | None = None, *, dry_run: bool = False) -> Raw:
         """POST pods/<name>/binding as a scheduler does."""
         body: Raw = binding or {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
-        pod = copy.deepcopy(self._at(f"/api/v1/namespaces/default/pods/{name}"))
+        pod = copied(self._at(f"/api/v1/namespaces/default/pods/{name}"))
         if self.admit:
             answer = self.admit(review(body, name=name, dry_run=dry_run))["response"]
             if not answer["allowed"]:
@@ -349,7 +354,7 @@ class Replica:
         )
         for kind, items in everything:
             for item in items.values():
-                self._take(kind, "changed", copy.deepcopy(item))
+                self._take(kind, "changed", copied(item))
         self.watch()
 
     def watch(self) -> None:
@@ -453,7 +458,7 @@ def review(binding: Raw, *, name: str = "", resource: str = "pods/binding", dry_
             "name": name,
             "operation": "CREATE",
             "userInfo": {"username": "someone"},
-            "object": copy.deepcopy(binding),
+            "object": copied(binding),
             "dryRun": dry_run,
         },
     }
@@ -466,7 +471,7 @@ def claim_review(claim: Raw, old: Raw, *, dry_run: bool = False) -> Raw:
     found["request"].update(
         kind={"group": "resource.k8s.io", "version": "v1", "kind": "ResourceClaim"},
         operation="UPDATE",
-        oldObject=copy.deepcopy(old),
+        oldObject=copied(old),
     )
     return found
 

@@ -6,7 +6,6 @@ make of it: it allocates any card, whether that is free or not.
 """
 
 import contextlib
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -21,13 +20,13 @@ from mgpu.model.claim_object import read_claim
 from mgpu.model.device_object import write_device
 from mgpu.model.errors import RetryLater
 from mgpu.model.gpu_requests import Rejection
-from mgpu.model.ledger import Share
+from mgpu.model.ledger import Holding, Share
 from mgpu.model.pods import Node
 from mgpu.model.resource_claims import Claim, claim_holding, claim_path, gpu_request
 from scheduler.cluster.gpu_pods import recorded_shares
 from tests import builders as b
 from tests.clock import Clock
-from tests.examples import examples
+from tests.examples import machine_test
 from tests.scheduler.claim_objects import (
     allocated,
     claim,
@@ -78,12 +77,18 @@ class _Crash(Exception):
 
 
 @lru_cache(maxsize=4096)
-def _read(text: bytes) -> Claim:
-    return read_claim(orjson.loads(text))
+def _read(text: bytes) -> tuple[Claim, Holding | None]:
+    one = read_claim(orjson.loads(text))
+    return one, claim_holding(one)
 
 
 def read(raw: Raw) -> Claim:
-    return _read(orjson.dumps(raw))
+    return _read(orjson.dumps(raw))[0]
+
+
+def held(raw: Raw) -> Holding | None:
+    """Return what a claim holds by its allocation."""
+    return _read(orjson.dumps(raw))[1]
 
 
 def used(shares: Iterable[Share], node: str) -> dict[int, int]:
@@ -300,7 +305,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def agents_see_the_claims(self) -> None:
-        self.seen = {name: copy.deepcopy(raw) for (_, name), raw in self.api.resourceclaims.items()}
+        self.seen = {name: raw for (_, name), raw in self.api.resourceclaims.items()}
 
     def fits_beside_delivered(self, node: str, shares: tuple[Share, ...], uid: str) -> bool:
         others = [share for other, (on, its) in self.delivered.items() if on == node and other != uid for share in its]
@@ -327,7 +332,7 @@ class Machine(RuleBasedStateMachine):
 
     def deliver_claim(self, name: str) -> None:
         raw = self.seen[name]
-        holding = claim_holding(read(raw))
+        holding = held(raw)
         assert holding is not None
         is_unhealthy = self.unhealthy and holding.node == "n1" and 0 in used(holding.shares, "n1")
         if is_unhealthy or not self.fits_beside_delivered(holding.node, holding.shares, holding.uid):
@@ -427,7 +432,7 @@ class Machine(RuleBasedStateMachine):
     def api_shares(self, node: str) -> list[Share]:
         found: list[Share] = []
         for raw in self.api.resourceclaims.values():
-            holding = claim_holding(read(raw))
+            holding = held(raw)
             if holding is not None and holding.node == node:
                 found += holding.shares
         for raw in self.api.pods.values():
@@ -441,7 +446,7 @@ class Machine(RuleBasedStateMachine):
         for raw in self.api.resourceclaims.values():
             uid = read(raw).uid
             if uid in self.delivered:
-                holding = claim_holding(read(raw))
+                holding = held(raw)
                 assert holding is not None, raw
                 assert (holding.node, holding.shares) == self.delivered[uid]
 
@@ -454,15 +459,16 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def the_ledger_covers_what_was_written(self) -> None:
         """Except for allocations that bypassed the webhook and that the watch has not delivered."""
-        held = {holding.uid: holding for holding in self.leader.state.holdings()}
+        counted = {holding.uid: holding for holding in self.leader.state.holdings()}
         for raw in self.api.resourceclaims.values():
-            holding = claim_holding(read(raw))
+            holding = held(raw)
             if holding is None or self.is_unknown(read(raw)):
                 continue
-            assert holding.uid in held, raw
-            assert held[holding.uid].node == holding.node, raw
-            taken = used(held[holding.uid].shares, holding.node)
-            assert all(taken[card] >= core for card, core in used(holding.shares, holding.node).items()), (raw, held)
+            assert holding.uid in counted, raw
+            assert counted[holding.uid].node == holding.node, raw
+            taken = used(counted[holding.uid].shares, holding.node)
+            needed = used(holding.shares, holding.node)
+            assert all(taken[card] >= core for card, core in needed.items()), (raw, counted)
 
     def is_unknown(self, one: Claim) -> bool:
         version = self.foreign.get(one.results[0].share_id, 0)
@@ -536,7 +542,5 @@ class AfterOutage(Machine):
         self.leader.claim_repair.work()
 
 
-TestCluster = Cluster.TestCase
-TestCluster.settings = examples(250, 25)
-TestAfterOutage = AfterOutage.TestCase
-TestAfterOutage.settings = examples(250, 20)
+TestCluster = machine_test(Cluster, 250, steps=25)
+TestAfterOutage = machine_test(AfterOutage, 250, steps=20)
