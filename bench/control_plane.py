@@ -28,8 +28,9 @@ from bench.node import workers
 from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import Node
 from playground.apiserver import User, write_kubeconfig
-from playground.cluster import CORE, MANAGED, MEMORY, Cluster
+from playground.cluster import Cluster
 from playground.installation import MANIFESTS
+from playground.managed_resources import CORE, MANAGED, MEMORY
 from playground.processes import Process, free_port
 from playground.realapi import real_api_server
 from tests.builders import cards

@@ -22,7 +22,8 @@ from mgpu.kube import Api
 from mgpu.kube.reflector import Reflector
 from mgpu.model.device_object import DEVICE_API, write_device
 from mgpu.model.pods import Node
-from playground.cluster import CORE, MEMORY, Cluster
+from playground.cluster import Cluster
+from playground.managed_resources import CORE, MEMORY
 from tests.builders import cards, share
 
 NODES, CARDS, PODS, ROUNDS, CREATORS = 20, 8, 120, 5, 4

@@ -11,9 +11,7 @@ import json
 import logging
 import os
 import secrets
-import shlex
 import ssl
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -27,12 +25,9 @@ from mgpu import dialects
 from mgpu.cli.process_settings import read_settings
 from mgpu.cli.scheduler_source import SERVICE
 from mgpu.kube import Api, ApiError
-from mgpu.model.mig import LAYOUTS
 from mgpu.model.node_slices import EXISTING
-from mgpu.model.resource_claims import MARK
-from mgpu.model.slice_names import MIG, MPS, resource_of
+from mgpu.model.slice_names import MIG, MPS
 from mgpu.serving.certificates import CA
-from playground import mps_control
 from playground.agent_pods import agent_pod, running_at
 from playground.apiserver import ApiServer, Request, Served, User, self_signed, write_kubeconfig
 from playground.container_runtime import GpuClients, Runtime
@@ -40,48 +35,21 @@ from playground.controller_manager import ControllerManager
 from playground.cri import Cri
 from playground.installation import authorities, config_map, install, record_keys
 from playground.kubelet import Kubelet, KubeletConfig
+from playground.managed_resources import MANAGED
 from playground.nodes import NodeSpec, make_nodes
 from playground.nvidia_device_plugin import NvidiaPlugin
+from playground.process_commands import ProcessCommands, agent_name, cards_file, cri_socket, kubeconfig
 from playground.processes import Process, StartError, free_port, own_address
 from playground.realapi import real_api_server, requests_in
 from playground.scheduling import Extender, Scheduling
 
 ASSETS = "KUBEBUILDER_ASSETS"
-_MOST_GIGABYTES = 192  # the largest MPS share that the extender manages
-CORE, MEMORY = "vke.volcengine.com/mgpu-core", "vke.volcengine.com/mgpu-memory"
-MANAGED = {
-    CORE: False,
-    MEMORY: True,
-    "aliyun.com/gpu-mem": False,
-    "aliyun.com/gpu-count": False,
-    "koordinator.sh/gpu": True,
-    "koordinator.sh/gpu-core": False,
-    "koordinator.sh/gpu-memory": True,
-    "koordinator.sh/gpu-memory-ratio": False,
-    "koordinator.sh/gpu.shared": True,
-    "koordinator.sh/rdma": False,
-    "koordinator.sh/fpga": False,
-    "nvidia.com/gpu": False,
-    MARK: True,  # Pods with claims have it with the amount 0.
-    # A node may have no slices until a pod requests some.
-    **{resource_of(profile.name): True for layout in LAYOUTS for profile in layout.profiles},
-    **{resource_of(f"{gigabytes}gb"): True for gigabytes in range(1, _MOST_GIGABYTES + 1)},
-}
-"""The extender's managedResources, each with its `ignoredByScheduler`: if true, kube-scheduler does not check it. A
-test compares them with the manifests."""
 _NAMESPACE = "mgpu-system"
 _WHOLE_CARDS = "nvidia.com/gpu"
 _TOKEN_SECONDS = 24 * 3600
 OURS = tuple(f"system:serviceaccount:{_NAMESPACE}:mgpu-{name}" for name in ("webhook", "scheduler", "deviceplugin"))
 """The service accounts of mgpu's processes, to which RBAC applies."""
-_COMPONENT_SETTINGS = {
-    "dra": {"MGPU_DRA__ENABLED": "true"},
-    "dra-convert": {"MGPU_DRA__CONVERT": "true"},
-    "dra-whole-cards": {"MGPU_DEVICEPLUGIN__WHOLECARDS": "dra"},
-}
-"""The environment variables that components add to the containers of mgpu's processes."""
 _WEIGHT = 5  # the factor of the extender's scores
-_CRI = "cri.sock"
 _START_SECONDS = 120.0
 
 
@@ -162,7 +130,7 @@ class Cluster:
 
     def kubeconfig_of(self, user: str) -> Path:
         """Return the kubeconfig of one of the users that `connect` lists."""
-        return self.folder / f"{user}.kubeconfig"
+        return kubeconfig(self.folder, user)
 
     @property
     def kubeconfig(self) -> Path:
@@ -229,7 +197,7 @@ class Cluster:
 
     def wait_offers(self, node: str) -> None:
         """Wait until the node's status lists the resources of its cards. Raises StartError like `wait_ready`."""
-        agent = self.processes[f"deviceplugin-{node}"]
+        agent = self.processes[agent_name(node)]
         agent.wait("its cards are offered", lambda: self._offers(node), _START_SECONDS)
 
     def log_of(self, namespace: str, pod: str, container: str) -> str:
@@ -258,7 +226,14 @@ class Cluster:
         self.api = self.connect()
         stack.callback(self.api.close)
         _create_namespace(self.api)
-        self._ports |= {name: free_port() for name in ("webhook", "scheduler", "extender", "web")} | self._ports
+        servers = (
+            "webhook",
+            "scheduler",
+            "extender",
+            "web",
+            *(agent_name(node.name) for node in self.nodes if node.cards),
+        )
+        self._ports |= {name: free_port() for name in servers} | self._ports
         services = {"mgpu-webhook": self._ports["webhook"], "mgpu-scheduler": self._ports["scheduler"]}
         self.certificates = authorities(self.folder)
         bundles = {name: (path / CA).read_bytes() for name, path in self.certificates.items()}
@@ -279,7 +254,7 @@ class Cluster:
         """Return a user for each agent, whose token is bound to its node (`_write_bound_kubeconfig` if it is real)."""
         agent = _users()["deviceplugin"]
         nodes = [node.name for node in self.nodes if node.cards and not self.assets]
-        return {f"deviceplugin-{name}": dataclasses.replace(agent, node=name) for name in nodes}
+        return {agent_name(name): dataclasses.replace(agent, node=name) for name in nodes}
 
     def _api_server(self, stack: ExitStack, tokens: Mapping[str, User]) -> tuple[str, Path]:
         folder = self.folder / "api"
@@ -311,10 +286,11 @@ class Cluster:
     def _start_kubelet(self, node: NodeSpec, stack: ExitStack) -> None:
         root = self.folder / node.name
         (root / "cdi").mkdir(parents=True)
+        cards_file(self.folder, node.name).write_text(json.dumps(list(node.cards)))
         config = KubeletConfig(node.name, root, labels=node.all_labels, **self._kubelet_options)
         api = self.connect("kubelet")
         runtime = Runtime(root / "cdi", GpuClients(self.nvml_state(node.name)))
-        kubelet, cri = Kubelet(config, api, runtime), Cri(root / _CRI, runtime)
+        kubelet, cri = Kubelet(config, api, runtime), Cri(cri_socket(self.folder, node.name), runtime)
         stack.callback(api.close)
         stack.callback(cri.stop)
         cri.start()
@@ -329,11 +305,11 @@ class Cluster:
 
     def _start_processes(self, stack: ExitStack) -> None:
         # Start all processes before waiting for one, so that their Python imports, which take longest, run in parallel.
-        own = {f"deviceplugin-{node.name}": self._agent_environment(node) for node in self.nodes}
+        commands = ProcessCommands(self.folder, self.nodes, self.certificates, self.components, self._config)
         keys = record_keys(self.folder / "records")
         self.api.create(f"/api/v1/namespaces/{_NAMESPACE}/configmaps", config_map(keys))
-        for name, command in self.commands(self._ports).items():
-            environ = _environment(self.folder) | keys | own.get(name, {}) | self._component_settings()
+        for name, command in commands.all(self._ports).items():
+            environ = commands.environment(name) | keys
             self.processes[name] = Process(name, command, self.logs / f"{name}.log", environ)
         stack.callback(self._stop_processes)
         self._create_agent_pods()
@@ -345,18 +321,13 @@ class Cluster:
             if node.cards:
                 self.wait_offers(node.name)
 
-    def _component_settings(self) -> dict[str, str]:
-        """Return the environment variables that the components give to mgpu's processes."""
-        found = (_COMPONENT_SETTINGS.get(component, {}) for component in self.components)
-        return {name: value for settings in found for name, value in settings.items()}
-
     def _create_agent_pods(self) -> None:
         """Create the Pods of the agents, whose addresses the commands and the web page need."""
         pods = f"/api/v1/namespaces/{_NAMESPACE}/pods"
         status = {"status": running_at(own_address())}
         for node in self.nodes:
             if node.cards:
-                pod = self.api.create(pods, agent_pod(node.name, self._ports[f"deviceplugin-{node.name}"]))
+                pod = self.api.create(pods, agent_pod(node.name, self._ports[agent_name(node.name)]))
                 self.api.patch(f"{pods}/{pod['metadata']['name']}/status", status)
                 if self.assets:
                     self._write_bound_kubeconfig(node.name, pod)
@@ -371,51 +342,7 @@ class Cluster:
         request = {"spec": {"boundObjectRef": bound, "audiences": [], "expirationSeconds": _TOKEN_SECONDS}}
         path = f"/api/v1/namespaces/{_NAMESPACE}/serviceaccounts/mgpu-deviceplugin/token"
         token = self.api.create(path, request)["status"]["token"]
-        write_kubeconfig(self.kubeconfig_of(f"deviceplugin-{node}"), self.url, self._ca, token)
-
-    def commands(self, ports: Mapping[str, int]) -> dict[str, list[str]]:
-        """Return the command lines of mgpu's processes by the names in `processes`.
-
-        Args:
-            ports: The ports of `webhook`, `scheduler`, `extender` and `web`.
-        """
-        local = ["--host", "127.0.0.1", "--port"]
-        commands = {
-            "webhook": ["webhook", *local, str(ports["webhook"]), *self._certificate_of("mgpu-webhook")],
-            "scheduler": [
-                *("scheduler", *local, str(ports["scheduler"]), "--no-leader-elect"),
-                *("--extender-port", str(ports["extender"]), "--web-port", str(ports["web"])),
-                *self._certificate_of("mgpu-scheduler"),
-            ],
-            **{f"deviceplugin-{node.name}": self._agent(node) for node in self.nodes if node.cards},
-        }
-        whole = {}
-        for name, command in commands.items():
-            shared = ["--kubeconfig", str(self.kubeconfig_of(name))]
-            shared += ["--config", str(self._config.resolve())] if self._config else []
-            whole[name] = [sys.executable, "-m", "mgpu.cli.main", *command, *shared]
-        return whole
-
-    def _certificate_of(self, service: str) -> tuple[str, str]:
-        return ("--self-signed-dir", str(self.certificates[service]))
-
-    def _agent(self, node: NodeSpec) -> list[str]:
-        root = self.folder / node.name
-        cards = root / "cards.json"
-        cards.write_text(json.dumps(list(node.cards)))
-        self._ports[f"deviceplugin-{node.name}"] = port = free_port()
-        files = ["--cards", str(cards), "--kubelet-dir", str(root), "--cdi-dir", str(root / "cdi")]
-        return ["deviceplugin", "--node", node.name, *files, "--health-port", str(port)]
-
-    def _agent_environment(self, node: NodeSpec) -> dict[str, str]:
-        control = shlex.join([sys.executable, "-S", "-E", mps_control.__file__])
-        root = self.folder / node.name
-        files = {"MPSDIR": str(root / "mps"), "MPSCONTROL": control, "LIMITSDIR": str(root / "limits")}
-        files["CRISOCKET"] = str(root / _CRI)
-        files["MPSREQUIREMOUNTS"] = "false"  # mounts need root, and would outlive the cluster
-        if node.nvidia_plugin:
-            files["WHOLECARDS"] = "nvidia"
-        return {f"MGPU_DEVICEPLUGIN__{key}": value for key, value in files.items()}
+        write_kubeconfig(self.kubeconfig_of(agent_name(node)), self.url, self._ca, token)
 
     def _stop_processes(self) -> None:
         for process in self.processes.values():
@@ -477,15 +404,6 @@ def _create_namespace(api: Api) -> None:
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise StartError(f"namespace {_NAMESPACE}: {error}") from error
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return this process's environment without the variables that would give a child another cluster or settings.
-
-    The children create their temporary files in `folder`, because a process that is killed cannot remove its files.
-    """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("KUBERNETES_", "MGPU_", "KUBECONFIG"))}
-    return kept | {"TMPDIR": str(folder)}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import yaml
 
 from mgpu.dialects import registry
 from mgpu.dialects.protocol import Dialect
-from playground.cluster import MANAGED
+from playground.managed_resources import MANAGED
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 EXTENDERS = sorted(MANIFESTS.glob("components/*/kube-scheduler.yaml"))
@@ -28,7 +28,7 @@ def test_managed_resources_include_each_resource_prefix_of_a_dialect(dialect: Di
     assert EXTENDERS
     for managed in (set(MANAGED), *map(managed_resources, EXTENDERS)):
         missing = [prefix for prefix in dialect.RESOURCE_PREFIXES if not any(n.startswith(prefix) for n in managed)]
-        assert not missing, "add the resources to managedResources and to playground.cluster.MANAGED"
+        assert not missing, "add the resources to managedResources and to playground.managed_resources.MANAGED"
 
 
 def test_volcano_asks_its_own_plugins_for_victims_together_with_the_extender() -> None:

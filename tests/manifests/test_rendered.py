@@ -21,7 +21,7 @@ from mgpu.serving import server
 from mgpu.settings import Settings
 from playground.apiserver.kinds import BUILT_IN
 from playground.apiserver.object_decoding import decode
-from playground.cluster import MANAGED
+from playground.managed_resources import MANAGED
 from scheduler.leadership import REPLICAS
 from tests.manifests.rendered import (
     COMPONENTS,

@@ -6,8 +6,8 @@ from mgpu.model.pods import Stage
 from mgpu.model.slice_names import resource_of
 from mgpu.presentation import request_text
 from mgpu.settings import load_settings
-from playground.cluster import MANAGED
 from playground.installation import located, manifests
+from playground.managed_resources import MANAGED
 from playground.nodes import make_nodes, slice_nodes
 from tests.builders import GIB
 
