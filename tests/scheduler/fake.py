@@ -328,7 +328,7 @@ class Replica:
             self.clock,
         )
         self.resizing = ResizeDecisions(self.state, client, settings, self._warn, self.may_decide, self.clock)
-        self.claim_decider = ClaimDecider(self.state, client, settings, flights=self.flights)
+        self.claim_decider = ClaimDecider(self.state, client, settings, flights=self.flights, clock=self.clock)
         self.open_claims = OpenClaims(self.state, self.claim_decider)
         self.claim_repair = ClaimRepair(self.state, self.claim_decider, client, self._warn, self.may_decide, self.clock)
         self.claim_waker = ClaimWaker(self.state, self.claim_decider, client, self.may_decide, self.clock)

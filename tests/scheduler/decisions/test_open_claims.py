@@ -1,9 +1,22 @@
 """What pods request by claims that are not allocated yet, as the filter rates nodes for it."""
 
+from mgpu.model.device_object import write_device
+from mgpu.model.pods import Node
 from mgpu.model.resource_claims import DeviceRequest
 from scheduler.cluster.gpu_pods import GpuPod
 from scheduler.decisions.open_claims import sets_of_alternatives
-from tests.scheduler.claim_objects import Raw, allocated, claim, request, serving, share, submit, waiting_pod
+from tests import builders as b
+from tests.scheduler.claim_objects import (
+    Raw,
+    allocated,
+    claim,
+    device_class,
+    request,
+    serving,
+    share,
+    submit,
+    waiting_pod,
+)
 from tests.scheduler.fake import Replica
 
 
@@ -48,6 +61,20 @@ def test_least_amounts_of_alternatives_count() -> None:
     }
     found = read(of(claim("c", {"name": "gpu", "firstAvailable": [big, small]})), "c")
     assert amounts(found) == [("c/gpu/big", 1, 50, 1)]
+
+
+def test_class_for_a_new_size_of_cards_counts_soon_after_a_node_has_them() -> None:
+    """The cards of all nodes are read only from time to time."""
+    replica = of(claim("c"))
+    expression = 'device.attributes["gpu.mgpu.io"].totalMemory > 100 * 1024 * 1024 * 1024'
+    replica.api.put("deviceclasses", device_class("mgpu", expression))
+    replica.deliver()
+    assert read(replica, "c") is None
+    replica.api.put("nodes", b.node("n2"))
+    replica.api.put("devices", write_device(Node("n2"), "", b.cards(1, 141, node="n2")))
+    replica.deliver()
+    replica.clock.now += 11
+    assert amounts(read(replica, "c")) == [("c/gpu", 1, 300, 8)]
 
 
 def test_alternatives_are_combined_in_the_order_of_kube_scheduler() -> None:
