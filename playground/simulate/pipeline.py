@@ -4,14 +4,13 @@ Each step calls the same function as mgpu's webhook, scheduler or node agent, so
 cluster. `playground.fit` replaces the filters of kube-scheduler. `simulate_command` calls `simulate`.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from mgpu import dialects
 from mgpu.dialects import mtgpu
-from mgpu.dialects.protocol import SHARE
-from mgpu.dialects.registry import vocabularies, vocabulary_of
-from mgpu.model.compute_resources import add_requests, allocatable, requests_of
+from mgpu.dialects.registry import vocabularies
+from mgpu.model.compute_resources import add_requests, requests_of
 from mgpu.model.errors import BadObject, Problem
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.ledger import Holding
@@ -23,22 +22,18 @@ from mgpu.presentation.overview import NO_RECORD, NVIDIA_PLUGIN, describe_missin
 from mgpu.settings import Settings
 from playground import fit
 from playground.simulate.claim_files import pod_problems
-from playground.simulate.claim_trials import Allocation
 from playground.simulate.documents import Raw
 from playground.simulate.mtgpupod_plans import MtgpuPods
+from playground.simulate.node_trials import Fit, NodeTrials, counted
 from playground.simulate.outcomes import Delivery, Outcome, Result
 from playground.simulate.pod_admission import admit, amount_problems
 from playground.simulate.simulated_claims import PodClaims, SimulatedClaims, claim_rows, delivered, views_of_containers
 from playground.simulate.simulated_cluster import SimulatedCluster
 from playground.simulate.world import World
-from scheduler.cluster.gpu_pods import GpuPod, occupied_gpuid
-from scheduler.decisions.scores import Ranking
 from scheduler.engine import nvidia_plugin
-from scheduler.engine.node_assessment import Foresight, assess, record, score
+from scheduler.engine.node_assessment import record
 from webhook.mtgpupod_rules import validate_mtgpupod_create
 from webhook.pod_rules import unknown_constraints
-
-_OPTIONAL = ("cpu", "memory", "ephemeral-storage", "pods")  # a Node in a file may omit them
 
 
 def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> Result:
@@ -56,21 +51,6 @@ def simulate(world: World, settings: Settings, note: Callable[[str], None]) -> R
     return Result(outcomes, simulation.node_views())
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """How a pod fits a node.
-
-    Attributes:
-        placement: The cards that it gets by its own request, or None if it requests none.
-        claims: Its claims on this node.
-        allocations: The allocations of those that have none yet.
-    """
-
-    placement: Placement | None
-    claims: PodClaims
-    allocations: Sequence[Allocation]
-
-
 class Simulation:
     """One simulation. `take_in` is called once, before the first `submit`.
 
@@ -81,11 +61,11 @@ class Simulation:
         self._settings = settings
         self._note = note
         self.cluster = SimulatedCluster(world, settings)
-        self._ranking = Ranking(self.cluster, settings)
         # All Pods by `namespace/name`, including those that `_mtgpupods` creates.
         self._names: dict[str, Raw] = {}
         self._mtgpupods = MtgpuPods(self.cluster, settings, self._names, self.submit, self._unfit)
         self._claims = SimulatedClaims(self.cluster, settings, world.claims)
+        self._trials = NodeTrials(self.cluster, self._claims, settings)
 
     def take_in(self, world: World) -> None:
         """Add the running pods: first those whose cards are known, then the others by late binding decisions."""
@@ -163,14 +143,14 @@ class Simulation:
         """
         known = {**self.cluster.raw[node], "spec": {}}
         used = add_requests(self.cluster.used[node], {"pods": before})
-        reasons = fit.fits(raw, known, used, _counted(known))
+        reasons = fit.fits(raw, known, used, counted(known))
         return reasons[0] if reasons else ""
 
     def _decide_late(self, pod: Pod, request: GpuRequest) -> None:
         """Choose the cards of a running pod that has no allocation record, on the node where it runs."""
-        placement = self._assess(pod, request, pod.node)
+        placement = self._trials.assess(pod, request, pod.node)
         if isinstance(placement, Rejection) and self.cluster.partition_for(pod, request, [pod.node]):
-            placement = self._assess(pod, request, pod.node)
+            placement = self._trials.assess(pod, request, pod.node)
         if isinstance(placement, Placement):
             self.cluster.place(pod, request, placement, pod.node)
             self.cluster.forecast.pod_placed(pod, request)
@@ -192,7 +172,7 @@ class Simulation:
     def _update_forecast(self) -> None:
         """Let the ranking score all nodes again if the expectation of future pods has changed."""
         if self.cluster.forecast.refresh():
-            self._ranking.refresh()
+            self._trials.refresh()
 
     def submit(self, raw: Raw) -> Outcome:
         """Take a pod or an MtgpuPod through all steps and return its outcome."""
@@ -209,7 +189,7 @@ class Simulation:
         if expected is not None:
             self.cluster.forecast.pod_added(outcome.pod, expected)
             self._update_forecast()
-        fits = self._filter(outcome, raw, request, claims)
+        fits = self._trials.filter(outcome, raw, request, claims)
         if fits:
             node = min(fits, key=lambda name: (-outcome.scores.get(name, 0), name))
             self._bind(outcome, raw, request, fits[node].placement, node)
@@ -229,7 +209,7 @@ class Simulation:
     def place(self, raw: Raw, request: GpuRequest) -> str | None:
         """Place an admitted pod with this request instead of its own. Return its node, or None if it fits nowhere."""
         outcome = Outcome(read_pod(raw))
-        fits = self._filter(outcome, raw, request, PodClaims())
+        fits = self._trials.filter(outcome, raw, request, PodClaims())
         if not fits:
             return None
         node = min(fits, key=lambda name: (-outcome.scores.get(name, 0), name))
@@ -249,10 +229,10 @@ class Simulation:
         for name, node in self.cluster.raw.items():
             used = self.cluster.used[name]
             placed: list[str] = []
-            while not fit.fits(raw, node, used, _counted(node)):
+            while not fit.fits(raw, node, used, counted(node)):
                 uid = f"further/{name}/{len(placed)}"
                 pod = replace(read_pod(raw), uid=uid)
-                placement = self._assess(pod, request, name)
+                placement = self._trials.assess(pod, request, name)
                 if not isinstance(placement, Placement):
                     break
                 self.cluster.place(pod, request, placement, name)
@@ -286,88 +266,6 @@ class Simulation:
         outcome.pod = found.pod
         return found.raw
 
-    def _filter(self, outcome: Outcome, raw: Raw, request: GpuRequest | None, claims: PodClaims) -> dict[str, _Fit]:
-        """Return how the pod fits each node that it fits, by the name of the node.
-
-        The reasons why the pod does not fit the other nodes are stored in the outcome. If the pod fits no node, one
-        node is partitioned for it, provided that it then fits this node.
-        """
-        fits: dict[str, _Fit] = {}
-        tried: list[str] = []
-        for name, node in self.cluster.raw.items():
-            reasons = fit.fits(raw, node, self.cluster.used[name], _counted(node))
-            if reasons:
-                outcome.rejections[name] = ", ".join(reasons)
-                continue
-            if request is None and outcome.dialect not in (None, DRA):
-                outcome.rejections[name] = f"no node serves {outcome.dialect} pods"
-                continue
-            tried.append(name)
-            self._try(outcome, raw, request, claims, name, fits)
-        if request is not None and not fits:
-            node_name = self.cluster.partition_for(outcome.pod, request, tried)
-            if node_name:
-                self._try(outcome, raw, request, claims, node_name, fits)
-        ranked = GpuPod(outcome.pod, request or claims.request())
-        points = self._ranking.points(ranked, list(fits))
-        if points is not None:
-            outcome.scores = dict(zip(fits, points, strict=True))
-        return fits
-
-    def _try(
-        self,
-        outcome: Outcome,
-        raw: Raw,
-        request: GpuRequest | None,
-        claims: PodClaims,
-        name: str,
-        fits: dict[str, _Fit],
-    ) -> None:
-        """Assess one node. Store how the pod fits there and the node's score, or the reason why it does not fit."""
-        outcome.rejections.pop(name, None)
-        if nvidia_plugin.needs_claim(self.cluster.nodes[name], request):
-            claims = self._claims.with_whole_cards(outcome.pod, raw, claims)
-            request = None
-        allocations = claims.missing or self._claims.allocate(outcome.pod, claims, name)
-        if not isinstance(allocations, list):
-            outcome.rejections[name] = str(allocations)
-            return
-        if request is None:
-            fits[name] = _Fit(None, claims, allocations)
-            points = self._claims.score(allocations, self.cluster.devices(name))
-            if points is not None:
-                outcome.scores[name] = points
-            return
-        self._claims.hold(allocations)
-        found = self._assess(outcome.pod, request, name)
-        self._claims.release(allocations)
-        if isinstance(found, Rejection):
-            outcome.rejections[name] = str(found)
-            return
-        fits[name] = _Fit(found, claims, allocations)
-        points = self.cluster.slices_score(outcome.pod, request, name)
-        if points is None:
-            devices = self.cluster.devices(name, "", occupied_gpuid(outcome.pod, name))
-            points = score(request, found, devices, self._settings)
-        outcome.scores[name] = points
-
-    def _assess(self, pod: Pod, request: GpuRequest, node: str) -> Placement | Rejection:
-        """Return the best placement of the pod on the node, or why the pod does not fit there."""
-        gpuid = occupied_gpuid(pod, node)
-        snapshot = self.cluster.node_snapshot(node, pod.uid)
-        group_cards = self.cluster.group_cards(request, pod.uid)
-        known, devices = self.cluster.nodes[node], self.cluster.devices(node, pod.uid, gpuid)
-        if nvidia_plugin.chooses_cards(known, request):
-            ours = nvidia_plugin.indexes_used_by_mgpu(self.cluster.ledger, node, pod.uid, gpuid)
-            rejection = nvidia_plugin.rejection(request, known, snapshot.cards, ours)
-            # The placement is one of those that NVIDIA's plugin may choose.
-            return rejection or assess(request, known, devices, self._settings)
-        refusal = request.unmet_requirement(known) is None and self.cluster.slices_refusal(pod, request, node)
-        if refusal:
-            return refusal
-        foresight = Foresight(self.cluster.forecast.judges, snapshot.free_resources, pod.cpu_memory)
-        return assess(request, known, devices, self._settings, foresight, group_cards=group_cards)
-
     def _bind(
         self, outcome: Outcome, raw: Raw, request: GpuRequest | None, placement: Placement | None, node: str
     ) -> None:
@@ -383,7 +281,7 @@ class Simulation:
         cards, gpus = [state.card for state in devices], self.cluster.partitioned[node].gpus
         outcome.containers = Delivery(outcome.pod, request, placement, cards, gpus, self._settings).containers()
 
-    def _bind_claims(self, outcome: Outcome, raw: Raw, found: _Fit) -> None:
+    def _bind_claims(self, outcome: Outcome, raw: Raw, found: Fit) -> None:
         """Write the allocations, and store the claims and what the containers see of them in the outcome."""
         if not found.claims.claims:
             return
@@ -400,13 +298,3 @@ class Simulation:
 def _subject(holding: Holding) -> str:
     """Return the holder of cards for a note."""
     return holder_name(holding) if holding.dialect == DRA else f"pod {holding.key}"
-
-
-def _counted(node: Raw) -> Callable[[str], bool]:
-    """Return a predicate that tells whether `fit` must check the amount of a resource on the node.
-
-    GPU resources are not checked, because mgpu's own filter does that. The resources of `_OPTIONAL` are checked if the
-    Node states an amount of them.
-    """
-    there = allocatable(node)
-    return lambda name: name != SHARE and vocabulary_of(name) is None and (name in there or name not in _OPTIONAL)
