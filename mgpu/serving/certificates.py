@@ -299,8 +299,23 @@ def _leaf(
         _builder(_SUBJECT, authority.certificate.subject, key, first, last, serial)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
+        .add_extension(_authority_key_identifier(authority.certificate, issuer), critical=False)
     )
+
+
+def _authority_key_identifier(
+    authority: x509.Certificate, key: ec.EllipticCurvePublicKey
+) -> x509.AuthorityKeyIdentifier:
+    """Return the extension of a leaf that names the key of its CA as the CA itself does.
+
+    OpenSSL finds the CA by it. Programs compute the identifier in different ways: Go, and so Helm's `genCA`, does not
+    hash with SHA-1 since 1.25.
+    """
+    try:
+        own = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own)
 
 
 def _create_authority(now: datetime) -> Pair:

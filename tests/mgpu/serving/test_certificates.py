@@ -72,6 +72,26 @@ def test_new_certificate_has_the_names_and_is_signed_by_its_ca(files: Files) -> 
     assert certificate_expiry(files) == NOW + LIFETIME
 
 
+def test_leaf_names_the_key_of_its_ca_as_the_ca_does(files: Files) -> None:
+    key = load_pem_private_key(files[CA_KEY], None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    other = x509.SubjectKeyIdentifier(b"not the SHA-1 of the key")  # as that of Helm's genCA
+    (given,) = authorities(files)
+    ca = (
+        x509.CertificateBuilder(given.subject, given.subject, key.public_key(), 7)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + CA_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(other, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    new = renew_if_due({CA: ca.public_bytes(Encoding.PEM), CA_KEY: files[CA_KEY]}, NAMES, NOW, Authority.GIVEN)
+    leaf = x509.load_pem_x509_certificate(new[CHAIN])
+    named = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    assert named.key_identifier == other.digest
+    assert renew_if_due(new, NAMES, NOW, Authority.GIVEN) is new
+
+
 @pytest.mark.parametrize("after", [timedelta(0), LIFETIME / 2])
 def test_valid_certificate_is_not_renewed(files: Files, after: timedelta) -> None:
     assert renew_if_due(files, NAMES, NOW + after) is files
