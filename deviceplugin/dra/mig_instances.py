@@ -1,8 +1,9 @@
 """Creates the MIG instances that claims have, and destroys them when no claim has them any more.
 
 `claim_preparation` calls `ensure` for each instance of a claim before it writes the claim's record, and `collect`
-destroys what no claim has. An instance is *wanted* while the record of its claim contains it, or while a call for its
-claim is in progress. What happens if the agent dies:
+destroys what no claim has. `restore` creates again what a claim has lost, because its card was reset or somebody has
+destroyed the instance. The kubelet does not call for that: it only starts the containers again. An instance is *wanted*
+while the record of its claim contains it, or while a call for its claim is in progress. What happens if the agent dies:
 
 - After the file of the instance was written (`mig_ownership`), and before the instance or the record exists: the
   kubelet repeats its call, and `ensure` creates the instance. If it does not, because the claim is gone, nothing wants
@@ -34,7 +35,7 @@ from deviceplugin.dra.claim_records import ClaimRecord
 from deviceplugin.dra.mig_ownership import MigOwnership, OwnedInstance
 from deviceplugin.dra.prepared_claims import PreparedClaims
 from deviceplugin.event_loop import Wakeup
-from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing_instances
+from deviceplugin.mig.mig_driver import MigCard, MigDriver, MigRefused, existing_instances, usable_instances
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig import Instance, Layout, invalid_reason
 from mgpu.model.mig_devices import mig_device_at
@@ -71,6 +72,7 @@ class MigInstances:
         """Destroy instances that no claim has, until cancelled. Call this after `PreparedClaims.recover`."""
         while True:
             await self.collect()
+            await self.restore()
             await self._changed.wait(_COLLECT_SECONDS)
 
     async def collect(self) -> None:
@@ -85,6 +87,31 @@ class MigInstances:
                     await self._destroy(own)
                 except (RetryLater, MigRefused, OSError) as error:
                     log.info("the MIG instance %s is not destroyed yet: %s", own, error)
+
+    async def restore(self) -> None:
+        """Create the missing instances of delivered claims again. Those that cannot exist now wait for the next call."""
+        delivered = [record for record in self._claims.all() if record.delivered]
+        wanted = [(record.uid, *place) for record in delivered for place in sorted(places_in(record))]
+        if not wanted:
+            return
+        async with self._lock:
+            try:
+                cards = {card.uuid: usable_instances(card) for card in await self._calls.run(self._driver.read)}
+            except (RetryLater, MigRefused) as error:
+                log.info("it is not known whether the MIG instances of claims exist: %s", error)
+                return
+            for claim, card, instance in wanted:
+                own = OwnedInstance(card, instance.start, instance.profile, claim)
+                is_missing = card in cards and instance not in cards[card]
+                # A claim that was unprepared meanwhile has no record, and a call in progress creates them itself.
+                if is_missing and self._has_record(own) and not self._claims.is_preparing(claim):
+                    await self._create_again(own)
+
+    async def _create_again(self, own: OwnedInstance) -> None:
+        try:
+            self._claims.rename_instance(own.claim, own.card, own.instance, await self._ensure(own))
+        except (RetryLater, MigRefused, OSError) as error:
+            log.info("the MIG instance %s of a claim is missing: %s", own, error, extra={"claim": own.claim})
 
     async def settle(self) -> None:
         """Wait until no call of the driver is in progress, but not for long."""

@@ -16,11 +16,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
+
 from deviceplugin.dra.claim_cdi import ClaimCdiFiles, environments_in
 from deviceplugin.dra.claim_records import ClaimRecord, ClaimRecords
 from deviceplugin.dra.claim_views import view_in
 from mgpu.model.cards import Card
 from mgpu.model.ledger import Holding
+from mgpu.model.mig import Instance
 from mgpu.model.resource_claims import DRIVER
 from mgpu.settings import DevicePluginSettings
 
@@ -180,6 +183,33 @@ class PreparedClaims:
         self._records.write(record)
         self._store({**self._claims, uid: record})
         return record
+
+    def rename_instance(self, uid: str, card: str, instance: Instance, uuid: str) -> None:
+        """Store that a MIG instance of a claim was created again, so that its MIG device may have another UUID.
+
+        Containers that start from now on get the new device. Raises OSError.
+
+        Args:
+            card: The UUID of the card.
+        """
+        record = self._claims.get(uid)
+        index = next((gpu.index for gpu in self._gpus() if gpu.uuid == card), None)
+        before = {
+            device.card
+            for device in (record.devices if record is not None else ())
+            if (device.index, device.instance) == (index, str(instance)) and device.card != uuid
+        }
+        if record is None or not before:
+            return
+        text = orjson.dumps(record.spec).decode()
+        for old in before:
+            text = text.replace(old, uuid)
+        devices = tuple(replace(one, card=uuid if one.card in before else one.card) for one in record.devices)
+        renamed = replace(record, devices=devices, spec=orjson.loads(text))
+        self._records.write(renamed)
+        self._claims = {**self._claims, uid: renamed}
+        self._files.write(uid, renamed.spec)
+        log.warning("a MIG instance of claim %s was created again as %s", record.key, uuid)
 
     def cancel(self, record: ClaimRecord) -> None:
         """Remove a reservation that has not been delivered, unless another one has replaced it."""

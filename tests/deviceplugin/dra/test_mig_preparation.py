@@ -126,3 +126,62 @@ def test_delivered_claim_gets_its_instances_again_after_a_reboot(node: MigNode) 
     after = node.env(node.prepare("a"))["NVIDIA_VISIBLE_DEVICES"]
     assert after != before
     assert node.mig.instances == {TWO_AT_4: after}
+
+
+def env_of_spec(node: MigNode, name: str) -> dict[str, str]:
+    """Return the environment that a container gets which starts now."""
+    record = node.claims.named("default", name)
+    assert record is not None
+    return node.env(record)
+
+
+def restore(node: MigNode) -> None:
+    node.run(node.instances.restore)
+
+
+def test_container_that_restarts_after_a_reset_of_the_card_gets_the_instance_again(node: MigNode) -> None:
+    given(node, "a", "card-0-mig-2g-20gb-4", "card-0-mig-1g-10gb-0")
+    node.prepare("a")
+    before = set(env_of_spec(node, "a")["NVIDIA_VISIBLE_DEVICES"].split(","))
+    node.mig.instances.clear()
+    restore(node)
+    after = set(env_of_spec(node, "a")["NVIDIA_VISIBLE_DEVICES"].split(","))
+    assert after == {*node.mig.instances.values()}
+    assert len(after) == 2
+    assert not after & before
+    node.restart()
+    assert set(env_of_spec(node, "a")["NVIDIA_VISIBLE_DEVICES"].split(",")) == after
+    node.unprepare("a")
+    node.run(node.instances.collect)
+    assert node.mig.instances == {}
+
+
+def test_instance_that_exists_is_not_created_again(node: MigNode) -> None:
+    given(node, "a", "card-0-mig-2g-20gb-4")
+    node.prepare("a")
+    before = dict(node.mig.instances)
+    files = node.spec("a")
+    restore(node)
+    assert node.mig.instances == before
+    assert node.spec("a") == files
+
+
+def test_lost_instance_waits_until_the_card_is_in_mig_mode_again(node: MigNode) -> None:
+    """Cards of the generation Hopper and later lose their MIG mode when they are reset."""
+    given(node, "a", "card-0-mig-2g-20gb-4")
+    node.prepare("a")
+    node.mig.instances.clear()
+    node.mig.on = False
+    restore(node)
+    assert node.mig.instances == {}
+    node.mig.on = True
+    restore(node)
+    assert node.mig.instances.keys() == {TWO_AT_4}
+
+
+def test_lost_instance_does_not_replace_one_that_somebody_has_created_meanwhile(node: MigNode) -> None:
+    given(node, "a", "card-0-mig-2g-20gb-4")
+    node.prepare("a")
+    node.mig.instances = {THREE_AT_4: "MIG-foreign"}
+    restore(node)
+    assert node.mig.instances == {THREE_AT_4: "MIG-foreign"}
