@@ -18,6 +18,7 @@ SECTIONS = (
     "learning",
     "page",
     "commands",
+    "processes",
     "allocate",
     "starts",
     "endtoend",
