@@ -18,7 +18,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
 .PHONY: help install demo playground test check lock format bench proto docs chart helm pictures soak manifests deploy undeploy clean
-.PHONY: image image-archive
+.PHONY: image image-archive sbom
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,7 @@ check: install ## Format, lint, types, layers, generated code and locked version
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python manifests/chart/generate.py --check
 	$(BIN)/python requirements/check.py
+	$(BIN)/python -m requirements.licences
 
 lock: $(UV) ## Lock the versions and hashes of all libraries anew; UPGRADE=--upgrade takes the newest
 	$(COMPILE) requirements/uv.in -o requirements/uv.txt
@@ -110,6 +111,9 @@ image: ## Build the image with docker, podman or buildah: IMAGE=name:tag BASE=na
 image-archive: install ## Write the image as a tar file without any of them: IMAGE, BASE, INTERPRETER, ARCHIVE
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m image.archive \
 		--name '$(IMAGE)' --interpreter '$(INTERPRETER)' '$(BASE)' '$(ARCHIVE)'
+
+sbom: install ## Write what the image contains to build/sbom: CycloneDX, and a table of the licences
+	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m requirements.sbom build/sbom
 
 deploy: ## Put mgpu on kubectl's cluster: OVERLAY=manifests/overlays/example IMAGE=name:tag
 	@OVERLAY='$(OVERLAY)' IMAGE='$(IMAGE)' manifests/deploy.sh "$${OVERLAY:-manifests/base}"

@@ -18,10 +18,11 @@ from packaging.utils import canonicalize_name
 FILES: Mapping[str, tuple[str, ...]] = {"runtime": (), "demo": ("playground",), "docs": ("docs",), "dev": ("dev",)}
 """The lock files by name, each with the extras of mgpu whose requirements it locks."""
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; (.*?))?((?: --hash=sha256:[0-9a-f]{64})*)")
+_HASH = re.compile(r"sha256:(\w+)")
 
 
-def pins(text: str) -> Iterator[tuple[Requirement, str, bool]]:
-    """Yield the requirement (name and marker), the version and whether there are hashes for each pin of a lock file.
+def pins(text: str) -> Iterator[tuple[Requirement, str, tuple[str, ...]]]:
+    """Yield the requirement (name and marker), the version and the SHA-256 hashes for each pin of a lock file.
 
     Raises ValueError if a line is neither a comment nor a pin.
     """
@@ -31,7 +32,7 @@ def pins(text: str) -> Iterator[tuple[Requirement, str, bool]]:
         if match is None:
             raise ValueError(f"not a pinned version with hashes: {line[:80]}")
         name, version, marker, hashes = match.groups()
-        yield Requirement(f"{name} ; {marker}" if marker else name), version, bool(hashes)
+        yield Requirement(f"{name} ; {marker}" if marker else name), version, tuple(_HASH.findall(hashes))
 
 
 def problems(pyproject: str, locks: Mapping[str, str]) -> list[str]:
@@ -46,9 +47,9 @@ def problems(pyproject: str, locks: Mapping[str, str]) -> list[str]:
     everything: dict[tuple[str, str], str] = {}
     for file, extras in FILES.items():
         here: dict[str, str] = {}
-        for requirement, version, hashed in pins(locks[file]):
+        for requirement, version, hashes in pins(locks[file]):
             name = canonicalize_name(requirement.name)
-            if not hashed:
+            if not hashes:
                 found.append(f"requirements/{file}.txt: {name} has no hash")
             if everything.setdefault((name, str(requirement.marker)), version) != version:
                 found.append(f"requirements/{file}.txt: the version of {name} differs from that in another lock file")
