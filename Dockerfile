@@ -3,9 +3,9 @@
 #
 #   make image IMAGE=mgpu:0.1.0
 #
-# Another base image that has Python 3.11 or newer and glibc (NVIDIA's driver library needs it): --build-arg BASE=…,
-# with its digest (`docker buildx imagetools inspect NAME:TAG` shows it). A tag alone is refused: what it stands for
-# changes, and with it what runs with mgpu's rights. Libraries come by the hashes of requirements/.
+# Another base image that has Python 3.11 or newer, glibc (NVIDIA's driver library needs it) and libstdc++: BASE=…, with
+# its digest (`docker buildx imagetools inspect NAME:TAG` shows it). A tag alone is refused: what it stands for changes,
+# and with it what runs with mgpu's rights. Libraries come by the hashes of requirements/.
 ARG BASE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 
 FROM ${BASE} AS build
@@ -30,6 +30,10 @@ COPY proto proto
 ARG MGPU_COMMIT=unknown
 RUN /opt/tools/bin/python -m image.environment mgpu /layers/mgpu \
  && /opt/tools/bin/python -m image.layers /layers/libraries /layers/mgpu
+# Here, as in the image, all commands must start.
+RUN cp -a /layers/libraries/. /layers/mgpu/. / \
+ && for command in webhook scheduler deviceplugin inspect explain top doctor; do \
+      /opt/mgpu/bin/mgpu "$command" --help >/dev/null || exit 1; done
 
 FROM ${BASE}
 ARG MGPU_COMMIT=unknown

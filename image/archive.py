@@ -92,12 +92,15 @@ def describe(layer: Layer) -> dict[str, Any]:
     return {"mediaType": f"{_OCI}.layer.v1.tar+gzip", "digest": f"sha256:{layer.digest}", "size": layer.size}
 
 
-def check_interpreter(base: Base, blobs: Blobs, interpreter: str) -> None:
+def check_base(base: Base, blobs: Blobs, interpreter: str) -> None:
+    names: set[str] = set()
     for layer in base.layers:
         with tarfile.open(blobs.path(layer["digest"])) as tar:
-            if interpreter.lstrip("/") in {name.removeprefix("./") for name in tar.getnames()}:
-                return
-    raise SystemExit(f"the base image has no {interpreter}")
+            names |= {name.removeprefix("./") for name in tar.getnames()}
+    if interpreter.lstrip("/") not in names:
+        raise SystemExit(f"the base image has no {interpreter}")
+    if not any(name.endswith("/libstdc++.so.6") for name in names):
+        raise SystemExit("the base image has no libstdc++.so.6, which grpc and numpy need")
 
 
 def write_archive(base: Base, layers: Sequence[Layer], blobs: Blobs, name: str, commit: str, target: Path) -> None:
@@ -147,7 +150,7 @@ def main(arguments: Sequence[str]) -> None:
         blobs = Blobs(Path(folder, "blobs"))
         blobs.folder.mkdir()
         base = Base(given.base, blobs)
-        check_interpreter(base, blobs, given.interpreter)
+        check_base(base, blobs, given.interpreter)
         make_libraries(Path(folder, "libraries"), given.interpreter)
         make_mgpu(Path(folder, "mgpu"), commit)
         layers = [pack(Path(folder, name), blobs.folder) for name in ("libraries", "mgpu")]
