@@ -8,7 +8,7 @@ make of it: it allocates any card, whether that is free or not.
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any
 
 import orjson
@@ -72,6 +72,12 @@ steps = st.sampled_from(
 )
 
 
+interruptions = st.sampled_from(
+    ["", "", "", "claims arrive", "all arrive", "allocation", "deallocation", "deletion", "binding"]
+)
+"""What other threads do while the leader decides."""
+
+
 class _Crash(Exception):
     """The scheduler process ends before a write."""
 
@@ -89,6 +95,15 @@ def read(raw: Raw) -> Claim:
 def held(raw: Raw) -> Holding | None:
     """Return what a claim holds by its allocation."""
     return _read(orjson.dumps(raw))[1]
+
+
+def written(raw: Raw) -> dict[int, int]:
+    """Return the core in milli that a claim takes of each card of its node, read without mgpu's own functions."""
+    found: dict[int, int] = defaultdict(int)
+    allocation = (raw.get("status") or {}).get("allocation") or {"devices": {"results": []}}
+    for row in allocation["devices"]["results"]:
+        found[int(row["device"].removeprefix("card-"))] += 10 * int(row["consumedCapacity"]["cores"])
+    return found
 
 
 def used(shares: Iterable[Share], node: str) -> dict[int, int]:
@@ -120,6 +135,8 @@ class Machine(RuleBasedStateMachine):
         self.delivered: dict[str, tuple[str, tuple[Share, ...]]] = {}  # By UID, what containers have: the node, shares.
         self.seen: dict[str, Raw] = {}  # By name, the claims as the agents know them.
         self.unhealthy = False
+        self.during: Callable[[], object] | None = None  # called once, between a search for cards and what follows
+        self.deciding = ""  # The UID of the claim that kube-scheduler writes now.
         self.lead()
 
     def lead(self) -> None:
@@ -128,8 +145,23 @@ class Machine(RuleBasedStateMachine):
         self.api.watchers.clear()
         self.api.watchers.append(self.keep)
         self.leader = Replica(self.api, self.clock)
+        decider: Any = self.leader.claim_decider
+        decider.place = self.interrupted(decider.place)
         self.api.admit = admitted(self.leader)
         self.api.admit_claim = admitted_claims(self.leader)
+
+    def interrupted(self, place: Callable[..., object]) -> Callable[..., object]:
+        """Let other threads of the leader act before the cards that were found are reserved."""
+
+        @wraps(place)
+        def placed(*args: Any, **named: Any) -> object:
+            found = place(*args, **named)
+            during, self.during = self.during, None
+            if during:
+                during()
+            return found
+
+        return placed
 
     # Claims and pods
 
@@ -142,11 +174,14 @@ class Machine(RuleBasedStateMachine):
         """Return the name of a claim without allocation, which is created if there is none."""
         missing = [name for name in NAMES if ("default", name) not in self.api.resourceclaims]
         # kube-scheduler writes a claim again only after the answer to the last write.
-        found = self.pick(number, lambda one: not one.allocated and one.uid not in self.in_flight)
+        found = self.pick(number, lambda one: not one.allocated and not self.is_being_written(one.uid))
         if found is not None or not missing:
             return found
         self.create_claim(missing[0], shape, annotations)
         return missing[0]
+
+    def is_being_written(self, uid: str) -> bool:
+        return uid == self.deciding or uid in self.in_flight
 
     def keep(self, kind: str, what: str, raw: Raw) -> None:
         if kind == "resourceclaims" and what == "changed":
@@ -163,10 +198,10 @@ class Machine(RuleBasedStateMachine):
         raw = claim(name, *requests, annotations=annotations, uid=f"{name}-{self.created}", created=created)
         self.api.put("resourceclaims", raw)
 
-    def results(self, name: str, node: str, first: int) -> list[Raw]:
+    def results(self, raw: Raw, node: str, first: int) -> list[Raw]:
         """Return a choice for a claim: as many cards as needed, from this card on, or this card alone."""
         found = []
-        for one in read(self.api.claim(name)).requests:
+        for one in read(raw).requests:
             for i in range(one.count):
                 device = f"card-{(first + i * self.stride) % NODES[node]}"
                 self.allocations += 1
@@ -184,6 +219,7 @@ class Machine(RuleBasedStateMachine):
         first=st.integers(0, 2),
         fate=fates,
         consumers=st.sampled_from([1, 1, 1, 2]),
+        during=interruptions,
     )
     def kube_scheduler_allocates(
         self,
@@ -194,12 +230,17 @@ class Machine(RuleBasedStateMachine):
         first: int,
         fate: str = "lands",
         consumers: int = 1,
+        during: str = "",
     ) -> None:
         name = self.claim_without_allocation(number, shape, annotations)
         if name is None:
             return
         raw = self.api.claim(name)
-        new = allocated(raw, *self.results(name, node, first), pods=tuple(f"of-{name}-{i}" for i in range(consumers)))
+        uid = read(raw).uid
+        reserved = self.leader.state.reservation(uid)
+        outer, self.deciding = self.deciding, uid
+        self.during = (lambda: self.meanwhile(during, number, node, first)) if during else None
+        new = allocated(raw, *self.results(raw, node, first), pods=tuple(f"of-{name}-{i}" for i in range(consumers)))
         if fate == "outdated":
             new["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) - 1)
         self.api.refuse_allocations = fate == "refused"
@@ -210,9 +251,12 @@ class Machine(RuleBasedStateMachine):
                 self.api.begin_replace(path, new)
             store = self.api.begin_replace(path, new, dry_run=fate == "dry run")
             if fate == "in flight":
-                self.in_flight[read(raw).uid] = store
+                self.in_flight[uid] = store
             else:
                 store()
+        self.during = None
+        self.deciding = outer
+        assert fate != "dry run" or self.leader.state.reservation(uid) in (None, reserved)
         self.note_allocations()
         self.api.refuse_allocations = False
         self.api.lost_answers = 0
@@ -223,14 +267,16 @@ class Machine(RuleBasedStateMachine):
 
         No other client writes cards while a write is in flight. As for bindings, the last decision would count.
         """
-        name = self.pick(number, lambda one: one.uid not in self.in_flight)
-        if name is None:
+        uids = sorted({raw["metadata"]["uid"] for raw in self.history if not self.is_being_written(read(raw).uid)})
+        if not uids:
             return
-        uid = self.api.claim(name)["metadata"]["uid"]
+        uid = uids[number % len(uids)]
         earlier = [raw for raw in self.history if raw["metadata"]["uid"] == uid and not read(raw).allocated]
         old = earlier[which % len(earlier)]
         with contextlib.suppress(RetryLater):
-            admitted_claims(self.leader)(claim_review(allocated(old, *self.results(name, node, first)), old))
+            admitted_claims(self.leader)(claim_review(allocated(old, *self.results(old, node, first)), old))
+        if self.leader.state.claims.is_deleted(uid):
+            assert uid not in {holding.uid for holding in self.leader.state.holdings()}
 
     def note_allocations(self) -> None:
         self.expected |= {read(raw).uid for raw in self.api.resourceclaims.values() if read(raw).allocated}
@@ -381,12 +427,13 @@ class Machine(RuleBasedStateMachine):
     @rule(
         before=st.lists(steps, min_size=3, max_size=8)
         | st.builds(lambda i, s: [""] * i + [s], st.integers(0, 4), steps),
+        during=interruptions,
         is_informed=st.booleans(),
         number=numbers,
         node=nodes,
         first=st.integers(0, 2),
     )
-    def repair(self, before: list[str], is_informed: bool, number: int, node: str, first: int) -> None:
+    def repair(self, before: list[str], during: str, is_informed: bool, number: int, node: str, first: int) -> None:
         """Two rounds of repairs, before each write of which something else happens."""
         remaining = iter(before)
         if is_informed:
@@ -398,6 +445,7 @@ class Machine(RuleBasedStateMachine):
             self.api.between = step
 
         self.api.between = step
+        self.during = (lambda: self.meanwhile(during, number, node, first)) if during else None
         try:
             self.leader.claim_repair.work()
             self.leader.claim_repair.work()
@@ -405,6 +453,7 @@ class Machine(RuleBasedStateMachine):
             self.api.between = None
             self.lead()
         self.api.between = None
+        self.during = None
         self.api.lost_answers = 0
 
     def meanwhile(self, what: str, number: int, node: str, first: int) -> None:
@@ -429,16 +478,18 @@ class Machine(RuleBasedStateMachine):
 
     # What must hold
 
-    def api_shares(self, node: str) -> list[Share]:
-        found: list[Share] = []
+    def api_use(self, node: str) -> dict[int, int]:
+        """Return the core in milli that the objects in the API server take of each card of a node."""
+        found: dict[int, int] = defaultdict(int)
         for raw in self.api.resourceclaims.values():
-            holding = held(raw)
-            if holding is not None and holding.node == node:
-                found += holding.shares
+            if read(raw).node == node:
+                for card, core in written(raw).items():
+                    found[card] += core
         for raw in self.api.pods.values():
             pod = self.known(raw)
             if pod is not None and pod.pod.node == node:
-                found += recorded_shares(pod) or ()
+                for card, core in used(recorded_shares(pod) or (), node).items():
+                    found[card] += core
         return found
 
     @invariant()
@@ -467,8 +518,7 @@ class Machine(RuleBasedStateMachine):
             assert holding.uid in counted, raw
             assert counted[holding.uid].node == holding.node, raw
             taken = used(counted[holding.uid].shares, holding.node)
-            needed = used(holding.shares, holding.node)
-            assert all(taken[card] >= core for card, core in needed.items()), (raw, counted)
+            assert all(taken[card] >= core for card, core in written(raw).items()), (raw, counted)
 
     def is_unknown(self, one: Claim) -> bool:
         version = self.foreign.get(one.results[0].share_id, 0)
@@ -480,7 +530,7 @@ class Machine(RuleBasedStateMachine):
         """Without allocations that bypass the webhook."""
         if not self.has_foreign:
             for node in NODES:
-                assert all(core <= 1000 for core in used(self.api_shares(node), node).values())
+                assert all(core <= 1000 for core in self.api_use(node).values())
 
     def teardown(self) -> None:
         if not hasattr(self, "leader"):
@@ -513,13 +563,16 @@ class Machine(RuleBasedStateMachine):
             one = read(raw)
             assert one.allocated or one.repair or one.uid not in self.expected, raw
             if one.repair:
-                # Its place was taken while it had no allocation.
+                # Its place was taken while it had no allocation, and there is no other.
                 assert not one.allocated
-                continue
-            if one.results and one.uid not in self.delivered and len(one.consumers) == 1:
-                snapshot = state.node_snapshot(one.node, one.uid)
-                placed = self.leader.claim_decider.place(one, gpu_request(one), snapshot)
-                assert isinstance(placed, Rejection), (raw, placed)
+                self.check_does_not_fit(read({**raw, "status": orjson.loads(one.repair)}))
+            elif one.results and one.uid not in self.delivered and len(one.consumers) == 1:
+                self.check_does_not_fit(one)
+
+    def check_does_not_fit(self, one: Claim) -> None:
+        snapshot = self.leader.state.node_snapshot(one.node, one.uid)
+        placed = self.leader.claim_decider.place(one, gpu_request(one), snapshot)
+        assert isinstance(placed, Rejection), (one, placed)
 
 
 class Cluster(Machine):

@@ -272,6 +272,16 @@ class TestOtherWrites:
 
 
 class TestRepeatedCalls:
+    def test_second_call_gets_the_same_card_although_another_is_preferred_now(self, replica: Replica) -> None:
+        submit(replica.api, claim())
+        old = replica.api.claim("c")
+        raw = claim_review(allocated(old, share("card-1")), old)
+        first = admitted_claims(replica)(raw)["response"]
+        replica.api.put("pods", b.share("p", 30, annotations=record("1"), node="n1"))
+        replica.deliver()
+        assert admitted_claims(replica)(raw)["response"] == first
+        assert replica.cards_held() == {"c": [(0, 300)], "p": [(1, 300)]}
+
     def test_second_call_gets_the_same_card(self, replica: Replica) -> None:
         submit(replica.api, claim(), claim("d", request(cores=90, memory="1Gi")))
         old = replica.api.claim("c")
