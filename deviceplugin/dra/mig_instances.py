@@ -89,7 +89,7 @@ class MigInstances:
                     log.info("the MIG instance %s is not destroyed yet: %s", own, error)
 
     async def restore(self) -> None:
-        """Create the missing instances of delivered claims again. Those that cannot exist now wait for the next call."""
+        """Create the missing instances of delivered claims again. Those that cannot exist now wait for later."""
         delivered = [record for record in self._claims.all() if record.delivered]
         wanted = [(record.uid, *place) for record in delivered for place in sorted(places_in(record))]
         if not wanted:

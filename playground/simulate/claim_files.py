@@ -24,6 +24,7 @@ CLAIM, TEMPLATE, CLASS = KINDS = ("ResourceClaim", "ResourceClaimTemplate", "Dev
 WHOLE_CARDS = "nvidia.com/gpu"
 """The extended resource that claims serve on nodes with the label `mgpu.io/whole-cards: dra`."""
 _OURS = f'device.driver == "{DRIVER}"'
+_INSTANCES = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].?type.orValue("") == "mig"'
 _ANY: Any = object()
 """In a shape, a value that only the rules of the API server check, or that has no effect."""
 _EXACTLY = {
@@ -73,7 +74,7 @@ def read_claim_objects(documents: Iterable[Document], nodes: Collection[str]) ->
     for document in (document for document in listed if document.kind == CLASS):
         _add_class(found, document)
     if not found.classes:
-        found.classes = {"mgpu": (_OURS,), "mgpu-whole": (_OURS,)}
+        found.classes = {"mgpu": (_OURS,), "mgpu-whole": (_OURS,), "mgpu-mig": (_INSTANCES,)}
         found.extended = {WHOLE_CARDS: "mgpu-whole"}
     for document in listed:
         if document.kind == CLAIM:

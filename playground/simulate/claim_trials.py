@@ -12,6 +12,7 @@ from itertools import islice, product
 from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import CpuMemory
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection, RejectionKind
+from mgpu.model.mig_devices import offers_of
 from mgpu.model.resource_claims import (
     LEAST_MEMORY,
     MILLI_PER_PERCENT,
@@ -26,6 +27,7 @@ from mgpu.settings import Settings
 from playground.simulate.simulated_cluster import SimulatedCluster
 from scheduler.decisions.claim_decider import repeats_rejection
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
+from scheduler.decisions.mig_decisions import InstanceDecider
 from scheduler.decisions.open_claims import alternatives
 from scheduler.engine.card_constraints import same_card_group_rejection
 from scheduler.engine.claim_placement import place_claim
@@ -62,6 +64,7 @@ class Trials:
         self._settings = settings
         self._classes = classes
         self._selectors = Selectors()
+        self._instances = InstanceDecider(classes.get, cluster.cards_for_instances, self._selectors)
 
     def allocate(self, claim: Claim, node: str, needs: CpuMemory) -> Allocation | Rejection:
         """Return the allocation that the claim gets on the node, or why it gets none.
@@ -71,19 +74,51 @@ class Trials:
         Args:
             needs: The cpu and memory that the claim's pod requests.
         """
+        rejections: list[Rejection] = []
+        for chosen in islice(_alternatives(claim), _MOST_SETS):
+            of_instances = [request for request in chosen if self._instances.is_for_instances(request)]
+            of_cards = [request for request in chosen if request not in of_instances]
+            cards = self._allocate_cards(claim, of_cards, node, needs)
+            found = self._add_instances(cards, claim, of_instances, node) if isinstance(cards, Allocation) else cards
+            if isinstance(found, Allocation):
+                return found
+            rejections.append(found)
+        return rejections[0]
+
+    def _allocate_cards(
+        self, claim: Claim, chosen: Sequence[DeviceRequest], node: str, needs: CpuMemory
+    ) -> Allocation | Rejection:
+        """Return the allocation of the claim with only these requests, or why they get no cards."""
+        if not chosen:
+            return Allocation(replace(claim, allocated=True), gpu_request(claim), Placement(()))
         states = self._cluster.node_snapshot(node, claim.uid).cards
         if not states:
             return Rejection(RejectionKind.NO_DEVICE, f"node {node} has no whole GPU cards", hopeless=True)
-        rejections: list[Rejection] = []
-        for chosen in islice(_alternatives(claim), _MOST_SETS):
-            excluded = {request.name: self._excluded(request, states) for request in chosen}
-            results = [row for request in chosen for row in _results(request, node, states, excluded[request.name])]
-            tried = replace(claim, allocated=True, results=_numbered(results))
-            found = self._place(tried, node, needs, excluded)
-            if isinstance(found, Placement):
-                return _allocation(tried, found, [state.card for state in states], excluded)
-            rejections.append(found)
-        return rejections[0]
+        excluded = {request.name: self._excluded(request, states) for request in chosen}
+        results = [row for request in chosen for row in _results(request, node, states, excluded[request.name])]
+        tried = replace(claim, allocated=True, results=_numbered(results))
+        found = self._place(tried, node, needs, excluded)
+        if isinstance(found, Rejection):
+            return found
+        return _allocation(tried, found, [state.card for state in states], excluded)
+
+    def _add_instances(
+        self, allocation: Allocation, claim: Claim, chosen: Sequence[DeviceRequest], node: str
+    ) -> Allocation | Rejection:
+        """Return the allocation with the MIG instances of these requests, or why they get none."""
+        if not chosen:
+            return allocation
+        snapshot = self._cluster.node_snapshot(node, claim.uid)
+        found = self._instances.expected(claim, {request.name for request in chosen}, snapshot)
+        if isinstance(found, Rejection):
+            return found
+        offers = {offer.device: offer for state in snapshot.mig_cards for offer in offers_of(state.card)}
+        results = [
+            Result(0, name, node, device.name, core=_percents(offers[device].core), memory=offers[device].memory)
+            for name, device in found
+        ]
+        allocated = replace(allocation.claim, results=_numbered([*allocation.claim.results, *results]))
+        return replace(allocation, claim=allocated)
 
     def _excluded(self, request: DeviceRequest, states: Sequence[CardState]) -> Mapping[int, str]:
         """Return the cards that the selectors of the request and of its DeviceClass exclude, each with the reason."""
@@ -141,6 +176,11 @@ def _results(
 def _rounded_up(amount: int, step: int) -> int:
     """Return the amount that kube-scheduler consumes for a request, which is a multiple of the published step."""
     return -(-amount // step) * step
+
+
+def _percents(core: int) -> int:
+    """Return what kube-scheduler sees of an amount of core, which is published in whole percents."""
+    return core // MILLI_PER_PERCENT * MILLI_PER_PERCENT
 
 
 def _has_room(state: CardState, result: Result) -> bool:

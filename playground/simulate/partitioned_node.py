@@ -28,7 +28,7 @@ from mgpu.model.node_slices import (
     write_planned,
 )
 from mgpu.model.pods import Node
-from mgpu.model.slice_names import MIG, Slice, count_slices
+from mgpu.model.slice_names import MIG, MPS, Slice, count_slices
 from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.overview import read_partitioning
 from scheduler.engine.partitioning.partitionable_node import slice_of_share
@@ -52,7 +52,7 @@ class PartitionedNode:
         self._others = tuple(card for card in cards if card.type != GPU)
         self._layouts = {gpu.index: layout for gpu in self.gpus if (layout := layout_of(gpu.model, gpu.memory))}
         self._planned = False
-        if self.slices.mode and not self.problem:
+        if self.slices.mode in (MIG, MPS) and not self.problem:
             self._complete()
 
     @property

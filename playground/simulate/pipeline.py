@@ -287,7 +287,7 @@ class Simulation:
             return
         bound = self._claims.bind(outcome.pod, found.claims, found.allocations)
         outcome.claims = claim_rows(bound)
-        cards = [state.card for state in self.cluster.ledger.cards(outcome.node)]
+        cards = self.cluster.partitioned[outcome.node].gpus
         for name, views in views_of_containers(raw, bound, cards).items():
             if len(views) > 1 or name in outcome.containers:
                 text = "uses several claims, or a claim and cards of its own, so its agent does not start it"

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deviceplugin.dra.claim_views import WHOLE_CLAIM, View, views_of
+from deviceplugin.dra.claim_views import WHOLE_CLAIM, View, parent_index, views_of
 from mgpu.model.cards import Card, CardState
 from mgpu.model.claim_object import read_claim
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
+from mgpu.model.mig_devices import offer_of
 from mgpu.model.pods import Pod
 from mgpu.model.quantities import quantity_of_bytes
 from mgpu.model.raw_objects import table_at
@@ -228,11 +229,21 @@ def _views(container: Raw, claims: PodClaims, cards: Sequence[Card]) -> Iterator
     wanted = [(row["name"], row.get("request") or WHOLE_CLAIM) for row in rows]
     wanted += [(WHOLE, request) for request in claims.mapped.get(container["name"], ())]
     for entry, request in wanted:
-        by_name = {view.name: view for view in views_of(claims.claims[entry], cards)}
+        claim = claims.claims[entry]
+        by_name = {view.name: view for view in views_of(claim, (*cards, *_instances(claim, cards)))}
         if request == WHOLE_CLAIM and len(by_name) == 1:  # a claim with one request has no view of its own
             yield from by_name.values()
         elif request in by_name:
             yield by_name[request]
+
+
+def _instances(claim: Claim, cards: Sequence[Card]) -> Iterator[Card]:
+    """Yield the MIG instances of a claim as devices. Their UUIDs are made up."""
+    for result in claim.results:
+        offer = offer_of(result.mig_device, cards) if result.mig_device is not None else None
+        if offer is not None:
+            uuid = f"MIG-{offer.card.uuid}-{offer.instance.profile}-{offer.instance.start}"
+            yield replace(offer.as_card(), uuid=uuid)
 
 
 def _delivered(views: Sequence[View]) -> Raw:
@@ -245,7 +256,7 @@ def _delivered(views: Sequence[View]) -> Raw:
         if share.is_on(card)
     ]
     return {
-        "cards": [card.index for card, _ in pairs],
+        "cards": list(dict.fromkeys(parent_index(card) for card, _ in pairs)),
         "core": [percent(amount.core) for _, amount in pairs],
         "memory": [amount.memory for _, amount in pairs],
         "env": views[-1].environment(),

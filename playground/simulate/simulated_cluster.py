@@ -4,16 +4,16 @@ It implements the Protocol through which the scheduler's ranking reads a cluster
 scheduler's own functions. It is not thread-safe. `pipeline` and `mtgpupod_plans` use it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mgpu.model.cards import CardState
+from mgpu.model.cards import Card, CardState
 from mgpu.model.compute_resources import Requests, add_requests, requests_of
 from mgpu.model.gpu_requests import GpuRequest, Placement, Rejection
 from mgpu.model.groups import GroupCard
 from mgpu.model.ledger import Holding, Ledger, shares_of
 from mgpu.model.pods import Pod, read_node
-from mgpu.model.slice_names import Slice
+from mgpu.model.slice_names import MIG_CLAIMS, Slice
 from mgpu.presentation.card_views import NodePartitions
 from mgpu.presentation.mtgpupod_tables import occupying
 from mgpu.settings import Settings
@@ -21,7 +21,7 @@ from playground.simulate.documents import Raw
 from playground.simulate.partitioned_node import PartitionedNode
 from playground.simulate.world import World
 from scheduler.cluster.forecast import Forecast
-from scheduler.cluster.node_snapshots import NodeSnapshot
+from scheduler.cluster.node_snapshots import NodeSnapshot, mig_cards_of
 from scheduler.cluster.node_usage import NodeUsage
 from scheduler.engine import nvidia_plugin
 from scheduler.engine.effort import full_budget
@@ -107,9 +107,23 @@ class SimulatedCluster:
         cards = self.ledger.cards(node, uid)
         others = self.ledger.others(node, uid)
         free = known.allocatable.minus(self._usage.on(node, uid))
+        partitioned = self.partitioned[node]
+        mig_cards = mig_cards_of(partitioned.slices, partitioned.gpus, self.ledger.holdings(node), uid)
         return NodeSnapshot(
-            known, cards, 0, free, available_cards=cards, other_devices=others, available_other_devices=others
+            known,
+            cards,
+            0,
+            free,
+            available_cards=cards,
+            other_devices=others,
+            available_other_devices=others,
+            mig_cards=mig_cards,
         )
+
+    def cards_for_instances(self) -> Iterator[Card]:
+        """Yield the cards of the nodes on which claims get MIG instances."""
+        for partitioned in self.partitioned.values():
+            yield from partitioned.gpus if partitioned.slices.mode == MIG_CLAIMS else ()
 
     def reservation(self, uid: str) -> None:  # noqa: ARG002
         """Return None. There are no reservations, because each pod is bound before the next one is scheduled."""
@@ -128,7 +142,7 @@ class SimulatedCluster:
     def partitionable_node(self, node: str, without: str) -> PartitionableNode | None:
         """Return the node's slices, as if the pod `without` held nothing, or None if its cards are not partitioned."""
         partitioned = self.partitioned[node]
-        if not partitioned.is_partitioned:
+        if not partitioned.is_partitioned or partitioned.slices.mode == MIG_CLAIMS:
             return None
         return make_partitionable_node(
             self.nodes[node],

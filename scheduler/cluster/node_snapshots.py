@@ -16,7 +16,7 @@ from mgpu.model.compute_resources import NO_CPU_MEMORY, UNBOUNDED, CpuMemory
 from mgpu.model.gpu_requests import GpuRequest
 from mgpu.model.ledger import Holding, Ledger
 from mgpu.model.mig_devices import MigCardState, MigDevice, foreign_holding, mig_card_states
-from mgpu.model.node_slices import NO_SLICES, NodeSlices
+from mgpu.model.node_slices import NodeSlices
 from mgpu.model.pods import Node, Pod
 from mgpu.model.slice_names import MIG_CLAIMS, is_slice
 from scheduler.cluster.arrays import ClusterArrays
@@ -98,6 +98,17 @@ class NodeContents:
     slices: NodeSlices
     problem: str | None
     held: tuple[Holding, ...]
+
+
+def mig_cards_of(
+    slices: NodeSlices, gpus: Sequence[Card], holdings: Sequence[Holding], uid: str
+) -> tuple[MigCardState, ...]:
+    """Return `NodeSnapshot.mig_cards` of a node with these slices, without the holding of this UID."""
+    if slices.mode != MIG_CLAIMS:
+        return ()
+    held = [holding for holding in holdings if holding.uid != uid]
+    held.append(foreign_holding(MigDevice(s.card, s.instance) for s in slices.existing))
+    return mig_card_states(gpus, held, slices.cards if slices.has_positions else None)
 
 
 class NodeSnapshots:
@@ -216,12 +227,9 @@ class NodeSnapshots:
         return not self._outdated
 
     def _mig_cards(self, node: Node | None, uid: str) -> tuple[MigCardState, ...]:
-        slices = self._nodes.slices.of(node.name) if node is not None else NO_SLICES
-        if node is None or slices.mode != MIG_CLAIMS:
+        if node is None or (slices := self._nodes.slices.of(node.name)).mode != MIG_CLAIMS:
             return ()
-        held = [holding for holding in self._ledger.holdings(node.name) if holding.uid != uid]
-        held.append(foreign_holding(MigDevice(s.card, s.instance) for s in slices.existing))
-        return mig_card_states(self._nodes.gpus(node), held, slices.cards if slices.has_positions else None)
+        return mig_cards_of(slices, self._nodes.gpus(node), self._ledger.holdings(node.name), uid)
 
     def _record_change(self, node: str) -> None:
         if self._record_changes:

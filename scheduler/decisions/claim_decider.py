@@ -7,7 +7,7 @@ its choice of cards counts only where mgpu cannot judge a selector. `mig_decisio
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -83,7 +83,7 @@ class ClaimDecider:
         self._settings = settings
         self._budgets = budgets or EffortBudgets()
         self._selectors = selectors or Selectors()
-        self._instances = InstanceDecider(state, self._selectors, clock)
+        self._instances = InstanceDecider(state.claims.class_selectors, self._instance_cards, self._selectors, clock)
         self._flights = flights or PodsInFlight()
         self._clock = clock
         self._samples: tuple[float, list[Card]] = (0.0, [])
@@ -243,6 +243,9 @@ class ClaimDecider:
     def is_for_instances(self, request: DeviceRequest) -> bool:
         """Return whether the request's DeviceClass selects MIG instances, of which the cluster has some."""
         return self._instances.is_for_instances(request)
+
+    def _instance_cards(self) -> Iterator[Card]:
+        return (card for name in self._state.nodes_for_instances() for card in self._state.gpus(name))
 
     def is_ours(self, request: DeviceRequest) -> bool:
         """Return whether the selectors of the request's DeviceClass may select cards of mgpu's driver.

@@ -7,16 +7,16 @@ that its selectors and constraints allow (`scheduler.engine.mig_placement`). For
 """
 
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from mgpu.model.cards import Card
 from mgpu.model.gpu_requests import CardRefusal, GpuRequest, Placement, Rejection, RejectionKind
 from mgpu.model.mig_attributes import mig_attributes
 from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
 from mgpu.model.node_slices import LABEL
 from mgpu.model.resource_claims import DRIVER, MAX_RESULTS, Claim, DeviceRequest, Result
 from mgpu.model.slice_names import MIG_CLAIMS
-from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
 from scheduler.engine.effort import Budget
@@ -45,17 +45,29 @@ class _Wish:
 
 
 class InstanceDecider:
-    """Decides the MIG instances of claims. Thread-safe."""
+    """Decides the MIG instances of claims. Thread-safe.
 
-    def __init__(self, state: ClusterCache, selectors: Selectors, clock: Callable[[], float] = time.monotonic) -> None:
-        self._state = state
+    Args:
+        class_selectors: Returns the CEL selectors of a DeviceClass, or None if the class is not known.
+        cards: Returns the cards of the nodes on which claims get instances.
+    """
+
+    def __init__(
+        self,
+        class_selectors: Callable[[str], Sequence[str] | None],
+        cards: Callable[[], Iterable[Card]],
+        selectors: Selectors,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._class_selectors = class_selectors
+        self._cards = cards
         self._selectors = selectors
         self._clock = clock
         self._samples: tuple[float, list[MigOffer]] = (0.0, [])
 
     def is_for_instances(self, request: DeviceRequest) -> bool:
         """Return whether the request's DeviceClass selects MIG instances, of which the cluster has some."""
-        expressions = self._state.claims.class_selectors(request.device_class)
+        expressions = self._class_selectors(request.device_class)
         if not expressions or request.admin:
             return False
         offers = self._sample_offers()
@@ -70,11 +82,7 @@ class InstanceDecider:
         read, samples = self._samples
         if samples and self._clock() - read < _SAMPLE_SECONDS:
             return samples
-        cards = {
-            (card.model, card.memory): card
-            for name in self._state.nodes_for_instances()
-            for card in self._state.gpus(name)
-        }
+        cards = {(card.model, card.memory): card for card in self._cards()}
         samples = [offer for i, card in enumerate(cards.values()) for offer in offers_of(replace(card, index=i))]
         self._samples = self._clock(), samples
         return samples
@@ -104,7 +112,7 @@ class InstanceDecider:
         self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
     ) -> Rejection | None:
         """Return why the node has no instances for these requests of a claim without an allocation, or None."""
-        found = self._expected(claim, names, snapshot, budget)
+        found = self.expected(claim, names, snapshot, budget)
         return found if isinstance(found, Rejection) else None
 
     def cost(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None) -> int:
@@ -112,19 +120,25 @@ class InstanceDecider:
 
         0 if they do not fit.
         """
-        found = self._expected(claim, names, snapshot, budget)
-        return 0 if isinstance(found, Rejection) else cost_of(snapshot.mig_cards, found)
+        found = self.expected(claim, names, snapshot, budget)
+        return 0 if isinstance(found, Rejection) else cost_of(snapshot.mig_cards, [device for _, device in found])
 
-    def _expected(
-        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None
-    ) -> tuple[MigDevice, ...] | Rejection:
-        """Return the instances that these requests of a claim without an allocation would get on the node."""
+    def expected(
+        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
+    ) -> list[tuple[str, MigDevice]] | Rejection:
+        """Return the instances that these requests of a claim without an allocation would get on the node.
+
+        Each is beside the name of its request.
+        """
         requests = [request for request in claim.requests if request.name in names]
         wishes = [_Wish(request.name) for request in requests for _ in range(max(1, request.count))]
         if len(wishes) > MAX_RESULTS:
             text = f"the claim requests more than {MAX_RESULTS} devices"
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
-        return self._devices(claim, wishes, snapshot, budget)
+        found = self._devices(claim, wishes, snapshot, budget)
+        if isinstance(found, Rejection):
+            return found
+        return [(wish.request, device) for wish, device in zip(wishes, found, strict=True)]
 
     def _devices(
         self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot, budget: Budget | None
@@ -180,7 +194,7 @@ class InstanceDecider:
     ) -> frozenset[MigDevice] | Unsupported:
         """Return the instances like a result that its selectors allow, or why mgpu does not know them."""
         request = claim.request(wish.request)
-        of_class = self._state.claims.class_selectors(request.device_class) if request is not None else None
+        of_class = self._class_selectors(request.device_class) if request is not None else None
         if request is None or of_class is None:
             return Unsupported("its DeviceClass is not known to mgpu (yet)")
         like = [offer for offer in offers if _is_like(offer, wish, request)]
