@@ -12,7 +12,7 @@ import click
 from mgpu.cli import completion
 from mgpu.cli.agent_metrics import ClusterWithUse, UseReader
 from mgpu.cli.cluster_objects import ClusterLists, Raw
-from mgpu.cli.inspect import overview_json, overview_lines, render_overview
+from mgpu.cli.inspect import NO_NODES, overview_json, overview_lines, render_overview
 from mgpu.cli.namespaces import namespace_options, only_namespace
 from mgpu.cli.sources import Reading, ReadingOptions, Sources, read_cluster, reading_options
 from mgpu.cli.watching import FORMATS, WIDE, Output, show_once_or_watch
@@ -80,12 +80,16 @@ def command(
             return with_use.read(None)
         return with_use.read(replace(found, value=only_namespace(_only(found.value, wanted), of_namespace)))
 
+    empty = f"No pod of namespace {of_namespace} holds a card." if of_namespace else NO_NODES
+
     def lines(found: ClusterWithUse) -> Iterator[str]:
+        if not found.answer.overview.nodes:
+            click.echo(empty, err=True)  # As kubectl does, so that a program reads no row.
         return overview_lines(found.answer.overview, found.answer.gangs, found.use, is_wide=options.format == WIDE)
 
     prints: Output[ClusterWithUse] = Output(
         lambda found: overview_json(found.answer.overview, found.answer.gangs, found.use),
-        lambda found: render_overview(found.answer.overview, found.answer.gangs, found.use),
+        lambda found: render_overview(found.answer.overview, found.answer.gangs, found.use, empty=empty),
         options.format,
         lines,
         lambda found: [f"node/{node.name}" for node in found.answer.overview.nodes],

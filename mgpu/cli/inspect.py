@@ -72,14 +72,20 @@ def overview_json(cluster: Overview, gangs: Sequence[GangView] = (), use: Cluste
     }
 
 
-def render_overview(cluster: Overview, gangs: Sequence[GangView] = (), use: ClusterUse | None = None) -> Group:
+NO_NODES = "There are no nodes."
+
+
+def render_overview(
+    cluster: Overview, gangs: Sequence[GangView] = (), use: ClusterUse | None = None, *, empty: str = NO_NODES
+) -> Group:
     """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems.
 
     Args:
         gangs: The gangs that are not complete.
         use: What is used of the cards, which the card map then shows within what pods hold.
+        empty: What takes the place of the card map if there is no node.
     """
-    parts: list[RenderableType] = [card_map(cluster.nodes, use or {}) if cluster.nodes else Text("There are no nodes.")]
+    parts: list[RenderableType] = [card_map(cluster.nodes, use or {}) if cluster.nodes else Text(empty)]
     accounts = account_nodes(cluster.nodes)
     if cluster.mtgpupods or any(account.gpuids for account in accounts):
         parts += [Text(), _table(accounts), Text()]
@@ -111,8 +117,6 @@ def overview_lines(
         notes.insert(0, f"Without cards: {join_names(bare, _MOST_PODS)}")
     if notes:
         yield from (["", *notes] if rows else notes)
-    if not rows and not notes:
-        yield "There are no nodes."
 
 
 def _with_use(node: NodeView, use: ClusterUse) -> Iterator[tuple[CardView, Used]]:

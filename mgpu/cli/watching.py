@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import click
@@ -31,6 +32,8 @@ TABLE, WIDE, JSON, YAML, NAME = "table", "wide", "json", "yaml", "name"
 FORMATS = (TABLE, WIDE, JSON, YAML, NAME)
 T = TypeVar("T")
 _QUIET, _ERROR = "grey50", "bold red"
+_LINES = 1000
+"""The number of lines that are written at once, which is faster than one by one."""
 _LEAST_REST = 4.0
 """The pause after a look is at least this many times as long as the look, so that a command that lists a large cluster
 does not occupy the API server."""
@@ -71,7 +74,9 @@ class Output(Generic[T]):
             for name in self.names(value):
                 click.echo(name)
         elif self.plain is not None and (self.format == WIDE or not Terminal().is_terminal):
-            click.echo("\n".join(self.plain(value)))
+            lines = iter(self.plain(value))
+            while part := list(islice(lines, _LINES)):
+                click.echo("\n".join(part))
         elif Terminal().is_terminal:
             show(self.render(value))
         else:
