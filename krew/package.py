@@ -61,7 +61,7 @@ def fill_manifest(text: str, version: str, uri: str, checksum: str) -> str:
     """
     values: Mapping[str, str] = {"version": f"v{version}", "uri": uri, "sha256": f'"{checksum}"'}
     for key, value in values.items():
-        text = re.sub(rf"^( +){key}: .*$", lambda match, line=f"{key}: {value}": f"{match[1]}{line}", text, flags=re.M)
+        text = re.sub(rf"^( +{key}: ).*$", rf"\g<1>{value}", text, flags=re.M)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 
