@@ -32,7 +32,7 @@ RUN /opt/tools/bin/python -m image.environment mgpu /layers/mgpu \
  && /opt/tools/bin/python -m image.layers /layers/libraries /layers/mgpu
 # Here, as in the image, all commands must start.
 RUN cp -a /layers/libraries/. /layers/mgpu/. / \
- && for command in webhook scheduler deviceplugin inspect explain top doctor; do \
+ && for command in webhook scheduler deviceplugin inspect explain top doctor completion; do \
       /opt/mgpu/bin/mgpu "$command" --help >/dev/null || exit 1; done
 
 FROM ${BASE}
