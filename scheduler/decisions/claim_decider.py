@@ -142,7 +142,7 @@ class ClaimDecider:
             decision = Reservation(*subject, request, placement, {}, NO_CPU_MEMORY, version=claim.version)
             if not reserve:
                 return decision
-            if self._state.claims.reserve(decision, snapshot.version):
+            if self._state.claims.reserve(decision, snapshot.version, reserved):
                 metrics.DECISIONS.labels(dialects.card_policy(request, self._settings), DRA).inc()
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
@@ -152,7 +152,7 @@ class ClaimDecider:
         if reserved.version == claim.version:
             return self._state.reservations.renew(reserved)
         # Allocations of the claim before this version do not count any more (`ClaimHoldings`).
-        return self._state.claims.reserve(replace(reserved, version=claim.version), snapshot.version)
+        return self._state.claims.reserve(replace(reserved, version=claim.version), snapshot.version, reserved)
 
     def _problem(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Rejection | None:
         """Return why the claim gets no cards on this node now, regardless of free capacity, or None."""

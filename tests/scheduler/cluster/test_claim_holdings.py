@@ -203,7 +203,7 @@ class TestReservation:
         replica.state.reservations.cancel(reservation)
         put(replica, allocated(claim(), share("card-0", node="n2")))
         version = replica.state.node_snapshot("n1", "uid-c").version
-        assert not replica.state.claims.reserve(reservation, version)
+        assert not replica.state.claims.reserve(reservation, version, None)
         assert [(h.uid, h.node) for h in replica.state.holdings()] == [("uid-c", "n2")]
 
     def test_allocation_of_another_driver_releases_the_reservation(self, replica: Replica) -> None:
