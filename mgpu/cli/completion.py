@@ -38,13 +38,14 @@ def namespaces(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
 
 def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-    from kubernetes import config
+    from mgpu.kube.client import find_kubeconfig
 
-    try:
-        rows, _ = config.list_kube_config_contexts(ctx.params.get("kubeconfig") or None)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError):
+    files = find_kubeconfig(ctx.params.get("kubeconfig") or "")
+    if not files:
         return []
-    return _items((str(row["name"]) for row in rows), incomplete)
+    from mgpu.kube.kubeconfig import context_names
+
+    return _items(context_names(files), incomplete)
 
 
 def explained(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

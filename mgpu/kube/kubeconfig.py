@@ -104,3 +104,12 @@ def find_namespace(files: str, context: str) -> str | None:
         return None
     chosen = next((row for row in contexts if row["name"] == context), active)
     return str((chosen.get("context") or {}).get("namespace") or "")
+
+
+def context_names(files: str) -> list[str]:
+    """Return the names of all contexts: none if the files cannot be read."""
+    try:
+        contexts, _ = config.list_kube_config_contexts(files)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError):
+        return []
+    return [str(row["name"]) for row in contexts]

@@ -22,7 +22,7 @@ from kubernetes.config import ConfigException
 
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.client import PAGE, PAGE_BYTES
-from mgpu.kube.kubeconfig import Configured
+from mgpu.kube.kubeconfig import Configured, context_names
 from mgpu.model.errors import BadObject
 from mgpu.serving.certificate_folder import CertificateFolder
 from mgpu.serving.certificates import CA, ensure_certificate
@@ -284,6 +284,13 @@ def test_a_token_that_cannot_be_read_at_the_moment_is_no_answer(error: Exception
     configuration.refresh_api_key_hook = hook
     with pytest.raises(Unreachable, match=str(error.args[-1])):
         Api(Configured(configuration)).get("/x")
+
+
+def test_names_of_contexts_are_those_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("{current-context: x, contexts: [{name: x, context: {}}]}")
+    (tmp_path / "b").write_text("{contexts: [{name: y, context: {}}]}")
+    assert context_names(os.pathsep.join(str(tmp_path / name) for name in ("a", "b"))) == ["x", "y"]
+    assert context_names(str(tmp_path / "none")) == []
 
 
 def test_no_kubeconfig() -> None:
