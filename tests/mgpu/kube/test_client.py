@@ -287,9 +287,11 @@ def test_a_token_that_cannot_be_read_at_the_moment_is_no_answer(error: Exception
 
 
 def test_names_of_contexts_are_those_of_all_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("{current-context: x, contexts: [{name: x, context: {}}]}")
-    (tmp_path / "b").write_text("{contexts: [{name: y, context: {}}]}")
-    assert context_names(os.pathsep.join(str(tmp_path / name) for name in ("a", "b"))) == ["x", "y"]
+    more = "clusters: [{name: c, cluster: {}}], users: [{name: u, user: {}}]"
+    for name in ("x", "y"):
+        context = f"{{name: {name}, context: {{cluster: c, user: u}}}}"
+        (tmp_path / name).write_text(f"{{current-context: x, contexts: [{context}], {more}}}")
+    assert context_names(os.pathsep.join(str(tmp_path / name) for name in ("x", "y"))) == ["x", "y"]
     assert context_names(str(tmp_path / "none")) == []
 
 
