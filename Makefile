@@ -18,7 +18,7 @@ COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate
 	--no-emit-find-links --custom-compile-command 'make lock' $(UPGRADE)
 
 .PHONY: help install demo playground test check lock format bench proto docs chart helm pictures soak manifests deploy undeploy clean
-.PHONY: image image-archive sbom
+.PHONY: image image-archive sbom release
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[36m%-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +54,11 @@ soak: install ## Run every property test and state machine with 20,000 examples,
 check: install ## Format, lint, types, layers, generated code and locked versions up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements image manifests/chart
+	$(BIN)/mypy mgpu webhook scheduler deviceplugin playground proto tests bench requirements image krew release manifests/chart docs/site/commands.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python manifests/chart/generate.py --check
+	$(BIN)/python docs/site/commands.py --check
 	$(BIN)/python requirements/check.py
 	$(BIN)/python -m requirements.licences
 
@@ -78,7 +79,6 @@ bench: install ## Measure, print one table with the machine named, and keep the 
 
 docs: install ## Build the documentation as a site in build/site; a link that leads nowhere is an error
 	@$(call sync,docs)
-	$(BIN)/python docs/site/commands.py --check
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs/site . build/site
 	@echo 'open build/site/index.html'
 
@@ -115,6 +115,11 @@ image-archive: install ## Write the image as a tar file without any of them: IMA
 sbom: install ## Write what the image contains to build/sbom: CycloneDX, and a table of the licences
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m requirements.sbom build/sbom
 
+release: helm check test docs ## Check a commit that is to be released, and build its files in dist: URI=https://…
+	$(BIN)/python -m release.check
+	$(BIN)/python -m pytest tests/e2e/test_skew.py
+	$(BIN)/python -m release.build dist --uri '$(URI)'
+
 deploy: ## Put mgpu on kubectl's cluster: OVERLAY=manifests/overlays/example IMAGE=name:tag
 	@OVERLAY='$(OVERLAY)' IMAGE='$(IMAGE)' manifests/deploy.sh "$${OVERLAY:-manifests/base}"
 
@@ -122,4 +127,4 @@ undeploy: ## Take mgpu off kubectl's cluster; nothing stays stuck
 	@manifests/undeploy.sh
 
 clean: ## Remove what was installed and built
-	rm -rf $(VENV) $(TOOLS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
