@@ -13,10 +13,10 @@ ARG BASE
 RUN case "${BASE}" in *@sha256:*) ;; *) echo "BASE must name its digest (NAME:TAG@sha256:...), not ${BASE}" >&2; exit 1 ;; esac
 WORKDIR /src
 # Nothing is compiled: every library comes as a wheel.
-COPY requirements/build.txt requirements/uv.txt requirements/
+COPY requirements/build.txt requirements/
 RUN python3 -m venv /opt/tools \
  && /opt/tools/bin/pip install --no-cache-dir --disable-pip-version-check --only-binary :all: --require-hashes \
-      -r requirements/build.txt -r requirements/uv.txt
+      -r requirements/build.txt
 ARG SOURCE_DATE_EPOCH=0
 COPY requirements/runtime.txt requirements/
 COPY image image

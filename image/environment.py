@@ -7,6 +7,7 @@ second layer. Two builds of one commit make the same files.
 import argparse
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from image.contents import PACKAGES, PROJECT_FILES, UNUSED_LIBRARIES, is_left_ou
 ROOT = Path(__file__).parents[1]
 PLACE = Path("opt/mgpu")
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-UV = Path(sys.executable).parent / "uv"
+_START = re.compile(r"\A#!.*\n('''exec'.*\n' '''\n)?")
+"""How pip starts a program: with one line, or with three if the path of Python is long."""
 
 
 def make_libraries(layer: Path, interpreter: str) -> None:
@@ -35,7 +37,7 @@ def make_libraries(layer: Path, interpreter: str) -> None:
     packages = _packages(folder)
     lock = ROOT / "requirements/runtime.txt"
     _install(folder, "--require-hashes", "--only-binary", ":all:", "-r", str(lock))
-    _run(UV, "pip", "uninstall", "--quiet", "--python", folder / "bin/python", *UNUSED_LIBRARIES)
+    _pip(folder, "uninstall", "--yes", *UNUSED_LIBRARIES)
     for path in packages.rglob("*"):
         if not path.is_dir() and is_left_out(path.relative_to(packages).as_posix()):
             path.unlink()
@@ -61,6 +63,8 @@ def make_mgpu(layer: Path, commit: str) -> None:
     for path in own:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
+    for path in (folder / "bin").iterdir():
+        path.write_text(_START.sub(f"#!/{PLACE}/bin/python\n", path.read_text()))
     _finish(layer)
 
 
@@ -72,8 +76,8 @@ def _build_wheel(folder: Path, commit: str) -> Path:
     for name in PROJECT_FILES:
         shutil.copy(ROOT / name, sources)
     environment = {**os.environ, "MGPU_COMMIT": commit}
-    options = ("--quiet", "--wheel", "--no-build-isolation", "--python", sys.executable, "--out-dir", folder)
-    _run(UV, "build", *options, sources, environment=environment)
+    options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--wheel-dir")
+    _run(sys.executable, "-m", "pip", "wheel", *options, folder, sources, environment=environment)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -88,7 +92,7 @@ def find_commit() -> str:
 def _make_environment(folder: Path) -> None:
     if folder.exists():
         raise SystemExit(f"{folder} exists already")
-    _run(UV, "venv", "--quiet", "--relocatable", "--no-project", "--python", sys.executable, folder)
+    _run(sys.executable, "-m", "venv", "--without-pip", folder)
 
 
 def _packages(folder: Path) -> Path:
@@ -96,20 +100,23 @@ def _packages(folder: Path) -> Path:
 
 
 def _install(folder: Path, *arguments: str) -> None:
-    _run(UV, "pip", "install", "--quiet", "--link-mode", "copy", "--python", folder / "bin/python", *arguments)
+    _pip(folder, "install", "--no-compile", "--no-warn-script-location", *arguments)
+
+
+def _pip(folder: Path, command: str, *arguments: str) -> None:
+    """Run the pip of this environment on another one, which has no pip."""
+    options = ("--quiet", "--disable-pip-version-check", "--python", folder / "bin/python")
+    _run(sys.executable, "-m", "pip", *options, command, *arguments)
 
 
 def _finish(layer: Path) -> None:
     """Remove what differs between builds or is of no use, compile to bytecode, and set all times."""
     folder = layer / PLACE
     packages = _packages(folder)
-    for pattern in ("direct_url.json", "uv_cache.json", "uv_build.json", "REQUESTED"):
-        for path in packages.glob(f"*.dist-info/{pattern}"):
-            path.unlink()
-    for path in (*packages.glob("_virtualenv.*"), *folder.glob(".*"), *folder.glob("CACHEDIR.TAG")):
-        path.unlink()
+    for path in packages.glob("*.dist-info/direct_url.json"):
+        path.unlink()  # names the temporary folder of the wheel
     for record in packages.glob("*.dist-info/RECORD"):
-        _keep_only_present(record)
+        _correct_record(record)
     # The root is read-only in a cluster, so the bytecode is written now, and never compared with the sources.
     options = ("-q", "--invalidation-mode", "unchecked-hash", "-s", layer, "-p", "/")
     _run(sys.executable, "-m", "compileall", *options, packages)
@@ -123,13 +130,14 @@ def _finish(layer: Path) -> None:
         os.utime(path, (seconds, seconds), follow_symlinks=False)
 
 
-def _keep_only_present(record: Path) -> None:
-    """Remove the rows of files that the image does not have."""
+def _correct_record(record: Path) -> None:
+    """Remove the rows of files that are left out, and the hashes of programs, whose first line has changed."""
     packages = record.parents[1]
     with record.open(newline="") as file:
         rows = [row for row in csv.reader(file) if (packages / row[0]).exists()]
     with record.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        for path, *checks in rows:
+            csv.writer(file, lineterminator="\n").writerow([path, *(["", ""] if path.startswith("../") else checks)])
 
 
 def _run(*command: str | Path, environment: dict[str, str] | None = None) -> None:
