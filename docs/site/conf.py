@@ -5,6 +5,7 @@ README.md is the first page of the site. Sphinx needs a table of contents, which
 as a file, so it is in contents.md and is appended to README.md while Sphinx reads it.
 """
 
+import shutil
 from importlib.metadata import version as version_of
 from pathlib import Path
 
@@ -32,5 +33,12 @@ def _append_contents(_app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += "\n" + (Path(__file__).parent / "contents.md").read_text()
 
 
+def _write_index(app: Sphinx, error: Exception | None) -> None:
+    """Web servers show index.html first."""
+    if error is None:
+        shutil.copy(Path(app.outdir) / f"{root_doc}.html", Path(app.outdir) / "index.html")
+
+
 def setup(app: Sphinx) -> None:
     app.connect("source-read", _append_contents)
+    app.connect("build-finished", _write_index)
