@@ -151,19 +151,13 @@ class ClaimCache:
     def reserve(self, reservation: Reservation, version: int, before: Reservation | None) -> bool:
         """Hold the cards of a reservation for a claim (`ReservationCache.reserve`).
 
-        Also return False if the watch has delivered an allocation meanwhile, or if another call has decided. Neither
-        need have changed the node of the reservation. The other call's cards may be written already, and until the
-        watch delivers that, nothing else holds them.
-
-        Args:
-            before: The reservation of the claim when the decision began.
+        Also return False if the watch has delivered an allocation meanwhile. It need not have changed the node of the
+        reservation, and no further event would correct what the claim holds.
         """
         with self._lock:
-            if self._reservations.get(reservation.uid) is not before:
-                return False
             if self._holdings.is_outdated(reservation.uid, reservation.version):
                 return False
-            return self._decided.reserve(reservation, version)
+            return self._decided.reserve(reservation, version, before=before)
 
     def is_deleted(self, uid: str) -> bool:
         """Return whether the claim was deleted recently."""

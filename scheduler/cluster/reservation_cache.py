@@ -50,18 +50,30 @@ class ReservationCache:
         with self._lock:
             return {uid for uid, is_placed in members.items() if is_placed or self._reservations.get(uid) is not None}
 
-    def reserve(self, reservation: Reservation, version: int, *, provisional: bool = False) -> bool:
+    def reserve(
+        self,
+        reservation: Reservation,
+        version: int,
+        *,
+        before: Reservation | None = None,
+        provisional: bool = False,
+    ) -> bool:
         """Hold the cards for the pod, in place of its previous reservation.
 
         Args:
             version: The version of the snapshot of the node from which the cards were chosen.
+            before: The reservation of the pod when the decision began; None if it had none.
             provisional: Whether the reservation may be withdrawn until a Binding uses it.
 
         Returns False, and changes nothing, if cards must be decided for the pod again: the node has changed since
-        `version`, the pod's same-card group is now on another card, or the pod cannot be bound (`binding_problem`).
-        After `close` it always returns False.
+        `version`, another call has decided, the pod's same-card group is now on another card, or the pod cannot be
+        bound (`binding_problem`). The other call may have decided for another node, and the pod may be bound there.
+        Until the watch delivers that, nothing but the other reservation holds its cards. After `close` it always
+        returns False.
         """
         with self._lock:
+            if self._reservations.get(reservation.uid) is not before:
+                return False
             if self._is_closed or self._snapshots.version(reservation.node) != version:
                 return False
             if self.binding_problem(reservation.uid, reservation.node) is not None:

@@ -222,7 +222,11 @@ class Decider:
                 return _final(RejectionKind.OTHER, remnants)
             expected = self._flights.expected(uid, node)
             decision = self._choose(gpu_pod, request, node, snapshot, gone, expected=expected)
-            if isinstance(decision, Rejection) or not reserve or self._reserve(decision, snapshot, provisional):
+            if (
+                isinstance(decision, Rejection)
+                or not reserve
+                or self._reserve(decision, snapshot, reserved, provisional)
+            ):
                 return decision
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
@@ -253,8 +257,10 @@ class Decider:
         problem = None if nvidia_plugin.chooses_cards(snapshot.node, request) else self._state.agent_problem(node)
         return _final(RejectionKind.AGENT, problem) if problem else None
 
-    def _reserve(self, decision: Reservation, snapshot: NodeSnapshot, provisional: bool) -> bool:
-        if not self._state.reservations.reserve(decision, snapshot.version, provisional=provisional):
+    def _reserve(
+        self, decision: Reservation, snapshot: NodeSnapshot, before: Reservation | None, provisional: bool
+    ) -> bool:
+        if not self._state.reservations.reserve(decision, snapshot.version, before=before, provisional=provisional):
             return False
         if nvidia_plugin.chooses_cards(snapshot.node, decision.request):
             policy = nvidia_plugin.NVIDIA

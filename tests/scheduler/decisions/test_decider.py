@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,24 @@ def test_decide_on_another_node_moves_the_reservation(replica: Replica) -> None:
     decided(replica, known, "n1")
     decided(replica, known, "n2")
     assert [h.node for h in replica.state.holdings()] == ["n2"]
+
+
+def test_slow_decision_does_not_replace_one_that_was_bound_meanwhile(
+    api: FakeApi, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler has given up the first Binding, and has chosen another node. The watch is late."""
+    known = submitted(replica, "p")
+    choose = replica.decider._choose
+
+    def slow(*args: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        decided(replica, known, "n2")
+        api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n2"))
+        return choose(*args, **named)
+
+    monkeypatch.setattr(replica.decider, "_choose", slow)
+    assert str(replica.decider.decide(known, "n1")) == "the pod is bound to n2 already"
+    assert [holding.node for holding in replica.state.holdings()] == ["n2"]
 
 
 def test_reservation_of_bound_pod_is_not_moved(replica: Replica) -> None:
