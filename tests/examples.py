@@ -1,6 +1,7 @@
 """How many examples a property test tries."""
 
 import gc
+import logging
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -24,22 +25,27 @@ def examples(normal: int, steps: int = 50) -> settings:
 def machine_test(machine: type[RuleBasedStateMachine], normal: int, steps: int = 50) -> Any:
     """Return the TestCase of a state machine: `TestCluster = machine_test(Cluster, 200)`.
 
-    Hypothesis keeps the choices of all examples of a run, and the structure of 10,000 of them, of which each takes
-    150 KB for a machine. So a soak consists of several runs, and gigabytes of memory are not needed.
+    It needs no gigabytes of memory, however many examples there are. Hypothesis keeps the choices of all examples of a
+    run, and the structure of 10,000 of them, of which each takes 150 KB for a machine. So a soak consists of several
+    runs. pytest keeps all log records of a test, and with them the errors that they name, the tracebacks of these, and
+    the whole clusters to which the tracebacks refer. So nothing is logged.
     """
     case: Any = machine.TestCase
     case.settings = examples(normal, steps)
+    rounds = _ROUNDS if SOAK else 1
     if SOAK:
         case.settings = settings(case.settings, max_examples=SOAK_EXAMPLES // _ROUNDS)
-        case.runTest = _in_rounds(case.runTest)
-    return case
+    run: Callable[[Any], None] = case.runTest
 
-
-def _in_rounds(run: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(run)  # Hypothesis has attributes of the function.
-    def rounds(self: Any) -> None:
-        for _ in range(_ROUNDS):
-            run(self)
-            gc.collect()
+    def run_all(self: Any) -> None:
+        logging.disable()
+        try:
+            for _ in range(rounds):
+                run(self)
+                gc.collect()
+        finally:
+            logging.disable(logging.NOTSET)
 
-    return rounds
+    case.runTest = run_all
+    return case
