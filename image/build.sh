@@ -27,8 +27,8 @@ export SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/
 set -- --build-arg "MGPU_COMMIT=$commit" --build-arg "SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH" --tag "$name" .
 [ -z "$base" ] || set -- --build-arg "BASE=$base" "$@"
 case $engine in
-    # BuildKit takes the times of all files and of the image from SOURCE_DATE_EPOCH; the others have an option.
-    *podman | *buildah) set -- --timestamp "$SOURCE_DATE_EPOCH" "$@" ;;
+    # One layer for each COPY, as docker makes them. BuildKit reads SOURCE_DATE_EPOCH; the others have an option.
+    *podman | *buildah) set -- --layers --timestamp "$SOURCE_DATE_EPOCH" "$@" ;;
 esac
 echo "build.sh: $engine builds $name from commit $commit"
 exec "$engine" build "$@"

@@ -46,7 +46,7 @@ def test_first_engine_that_works_builds(path: Path) -> None:
     add_engine(path, "buildah", works=True)
     done = build(path, "mgpu:1")
     assert done.returncode == 0, done.stderr
-    assert "podman: build --timestamp 1700000000 " in done.stdout
+    assert "podman: build --layers --timestamp 1700000000 " in done.stdout
     assert "--build-arg SOURCE_DATE_EPOCH=1700000000 --tag mgpu:1 ." in done.stdout
 
 
