@@ -40,9 +40,9 @@ Examples:
 def command(ctx: click.Context, shell: str) -> None:
     """Print a script that completes the words of this program, for a shell or for kubectl.
 
-    The scripts for bash, zsh and fish are for this program under its own name, `mgpu` or `kubectl-mgpu`. `kubectl mgpu`
-    is completed by kubectl's own completion, if the program kubectl_complete-mgpu is on the PATH. It is, if mgpu was
-    installed by pip, pipx or uv. If it was installed by Krew, print it with `kubectl mgpu completion kubectl`.
+    The scripts for bash, zsh and fish complete the words after `mgpu` or `kubectl-mgpu`. The words after `kubectl mgpu`
+    are completed by kubectl itself, which asks the program kubectl_complete-mgpu on the PATH. pip, pipx and uv install
+    that program; after an installation by Krew, write it yourself, as in the last example.
     """
     if shell == _KUBECTL:
         click.echo(_SCRIPT, nl=False)

@@ -110,7 +110,7 @@ def command(
         is_wide=options.format == WIDE,
     )
     prints: Output[ClusterWithUse] = Output(
-        lambda found: _json(view, view.overview(found), found.use),
+        lambda found: top_json(view, view.overview(found), found.use),
         lambda found: _render(view, view.overview(found), found.use),
         options.format,
         lambda found: plain_lines(view, view.overview(found), found.use),
@@ -127,7 +127,7 @@ def _object_names(view: View, found: Overview) -> list[str]:
     return [f"{kinds[name.startswith('claim ')]}/{name.removeprefix('claim ')}" for _, name in keys]
 
 
-def _json(view: View, found: Overview, use: ClusterUse | None) -> dict[str, Any]:
+def top_json(view: View, found: Overview, use: ClusterUse | None) -> dict[str, Any]:
     nodes = view.nodes(found)
     figures = use_figures(found.nodes, use or {})
 

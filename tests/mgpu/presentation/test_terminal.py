@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from io import StringIO
 
 import pytest
+import yaml
 from click.testing import CliRunner
 from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +16,9 @@ from rich.text import Text
 from mgpu.cli.inspect_gpushare import main as inspect_gpushare
 from mgpu.cli.kubectl import plugin
 from mgpu.kube import Api
+from mgpu.presentation.plain_tables import core_cell, memory_cell, table_lines
 from mgpu.presentation.plain_text import one_line, printable
-from mgpu.presentation.terminal import Terminal, show
+from mgpu.presentation.terminal import Terminal, show, show_plain, show_yaml
 from mgpu.version import AGENT_ANNOTATION
 from tests.builders import share
 from tests.mgpu.cli.installation import Installation
@@ -136,3 +139,45 @@ def test_show_prints_while_it_renders(capsys: pytest.CaptureFixture[str]) -> Non
     show(Group(long, "end"))
     assert long.seen.startswith("line 0\nline 1\n")
     assert (long.seen + capsys.readouterr().out).splitlines() == [*(f"line {i}" for i in range(2_000)), "last", "end"]
+
+
+def test_yaml_can_be_read_by_the_libraries_of_python_and_go(capsys: pytest.CaptureFixture[str]) -> None:
+    """Go takes more texts for numbers than Python: `1e3`, `0o17`."""
+    texts = ["1e3", "1.5", "0x1f", "0o17", "0b1", "1_000", "+1", ".5", "yes", "null", "~", "12", "a: b", "- a", "", "#"]
+    value = {"texts": texts, "numbers": [1, -1, 1.5], "1e3": None, "truth": True, "none": [], "empty": {}}
+    show_yaml(value)
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text) == value
+    assert not [line for line in text.splitlines() if line in ("- 1e3", "- 0o17", "- 1_000", "1e3: null")]
+    assert "numbers:\n- 1\n- -1\n- 1.5\n" in text
+
+
+def test_yaml_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    show_yaml({"a": EVIL, "é": "ü"})
+    text = capsys.readouterr().out
+    assert harmless(text)
+    assert yaml.safe_load(text) == {"a": EVIL, "é": "ü"}
+    show_yaml({"é": "ü\nß"})
+    assert "é: 'ü" in capsys.readouterr().out
+
+
+def test_plain_output_has_neither_styles_nor_line_breaks_nor_blanks_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "word " * 100
+    show_plain(Group(Text(words, style="red"), Padding(Text("a", style="bold"), (0, 0, 0, 2)), Text(EVIL), ""))
+    first, second, *evil = capsys.readouterr().out.splitlines()
+    assert (first, second) == (words.strip(), "  a")
+    assert harmless("\n".join(evil))
+
+
+def test_cells_of_plain_tables_have_no_blanks_and_none_is_empty() -> None:
+    lines = list(table_lines(["NAME", "MODEL", "HELD-BY"], [["n1", "GeForce RTX", "claim a/b"], ["long-name", "", ""]]))
+    assert lines == [
+        "NAME        MODEL         HELD-BY",
+        "n1          GeForce_RTX   claim a/b",
+        "long-name   -             -",
+    ]
+    assert list(table_lines(["A", "B"], [["\x1b[2J", "x\ny"]]))[1] == "\ufffd[2J   x y"
+    assert (core_cell(625), core_cell(1000), core_cell(None)) == ("62.5%", "100%", "-")
+    assert (memory_cell(1 << 30), memory_cell(0), memory_cell(None)) == ("1024Mi", "0Mi", "-")
