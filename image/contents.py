@@ -34,6 +34,7 @@ LEFT_OUT = (
     "kubernetes/aio/*",  # 35 MB
     "kubernetes/client/api/*_api.py",  # 33 MB with the models; mgpu reads and writes raw JSON
     "kubernetes/client/models/[a-z]*.py",
+    "example.py",  # of nvidia-ml-py
     "numpy/_pyinstaller/*",
     "numpy/distutils/*",
     "numpy/f2py/*",
