@@ -70,7 +70,7 @@ def command(
     settings are invalid.
     """
     sources = Sources(options)
-    with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
+    with_use = UseReader(sources.api, sources.scheduler, wanted=usage, namespace=sources.namespace)
     wanted = [name.removeprefix("node/") for name in names]
     of_namespace = "" if all_namespaces else namespace
 

@@ -72,10 +72,14 @@ class UseReader:
         scheduler: asked about the nodes of a reading that comes from it.
         wanted: whether the user wants to see the use. None means that the agents are asked if there are few nodes, and
             if the user may ask them; otherwise nothing is said about use.
+        namespace: the namespace of the installation.
     """
 
-    def __init__(self, api: Api, scheduler: SchedulerSource, *, wanted: bool | None) -> None:
+    def __init__(
+        self, api: Api, scheduler: SchedulerSource, *, wanted: bool | None, namespace: str = NAMESPACE
+    ) -> None:
         self._api = api
+        self._namespace = namespace
         self._scheduler = scheduler
         self._wanted = wanted
         self._last: Reading[ClusterAnswer] | None = None
@@ -104,10 +108,10 @@ class UseReader:
         self._tell(len(nodes))
         found = ask_scheduler(self._scheduler, nodes) if origin == FROM_SCHEDULER else None
         if found is None:
-            agents = find_agents(self._api, nodes)
+            agents = find_agents(self._api, nodes, self._namespace)
             if isinstance(agents, UnknownUse):
                 return dict.fromkeys(nodes, agents) if self._wanted else None
-            found = ask_agents(self._api, agents, nodes)
+            found = ask_agents(self._api, agents, nodes, namespace=self._namespace)
         # Without agents that could measure, a user who has not asked for the use need not read that it is unknown.
         return found if self._wanted or any(use != NO_AGENT for use in found.values()) else None
 
@@ -152,20 +156,24 @@ Agents = Mapping[str, Sequence[AgentPod]]
 """The Pods of the agents, by node."""
 
 
-def find_agents(api: Api, nodes: Sequence[str]) -> Agents | UnknownUse:
+def find_agents(api: Api, nodes: Sequence[str], namespace: str = NAMESPACE) -> Agents | UnknownUse:
     """Return the agents of at least these nodes, or why none can be asked. No error of the API server is raised."""
-    refusal = _refusal(api) if nodes else None
+    refusal = _refusal(api, namespace) if nodes else None
     if refusal is not None:
         return refusal
     try:
-        agents = _list_agents(api, nodes)
+        agents = _list_agents(api, nodes, namespace)
     except (ApiError, Unreachable) as error:
         return UnknownUse(f"the Pods of the agents cannot be listed: {_text(error)}")
     return agents or NO_AGENT
 
 
 def ask_agents(
-    api: Api, agents: Agents, nodes: Sequence[str], clock: Callable[[], float] = time.monotonic
+    api: Api,
+    agents: Agents,
+    nodes: Sequence[str],
+    clock: Callable[[], float] = time.monotonic,
+    namespace: str = NAMESPACE,
 ) -> ClusterUse:
     """Return what the agents of these nodes have measured. No error of the API server is raised."""
     until = clock() + _ALL_SECONDS
@@ -173,41 +181,41 @@ def ask_agents(
     def ask(node: str) -> MeasuredUse:
         if clock() > until:
             return UnknownUse(f"the agent was not asked, since the other agents took more than {_ALL_SECONDS:.0f} s")
-        return _ask(api, agents.get(node, ()))
+        return _ask(api, agents.get(node, ()), namespace)
 
     with ThreadPoolExecutor(_AT_ONCE, "agents") as pool:
         return dict(zip(nodes, pool.map(ask, nodes), strict=True))
 
 
-def _refusal(api: Api) -> UnknownUse | None:
+def _refusal(api: Api, namespace: str) -> UnknownUse | None:
     """Return that the user may not ask the agents, or None.
 
     The right is reviewed before, because a refusal in the answer for one node may come from that node.
     """
-    wanted = {"namespace": NAMESPACE, "verb": "get", "resource": "pods", "subresource": "proxy"}
+    wanted = {"namespace": namespace, "verb": "get", "resource": "pods", "subresource": "proxy"}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
     try:
         status = api.create(_REVIEWS, {**review, "spec": {"resourceAttributes": wanted}}).get("status") or {}
     except (ApiError, Unreachable) as error:
         return UnknownUse(f"your right to ask the agents cannot be reviewed: {_text(error)}")
-    return None if status.get("allowed") else UnknownUse(f"you may not get pods/proxy in {NAMESPACE}")
+    return None if status.get("allowed") else UnknownUse(f"you may not get pods/proxy in {namespace}")
 
 
-def _list_agents(api: Api, nodes: Sequence[str]) -> dict[str, list[AgentPod]]:
+def _list_agents(api: Api, nodes: Sequence[str], namespace: str) -> dict[str, list[AgentPod]]:
     """Return the Pods of the agents by node, at least for these nodes. Raises ApiError or Unreachable."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    path = f"/api/v1/namespaces/{namespace}/pods"
     labels = f"{NAME_LABEL}={NAME},{COMPONENT_LABEL}={COMPONENT}"
     fields = [f"spec.nodeName={node}" for node in nodes] if len(nodes) <= _FEW else [""]
     found: dict[str, list[AgentPod]] = {}
     for field in fields:
         for raw in api.list(path, labelSelector=labels, fieldSelector=field)[0]:
-            pod = agent_pod(raw, NAMESPACE)
+            pod = agent_pod(raw, namespace)
             if pod is not None:
                 found.setdefault(pod.node, []).append(pod)
     return found
 
 
-def _ask(api: Api, pods: Sequence[AgentPod]) -> MeasuredUse:
+def _ask(api: Api, pods: Sequence[AgentPod], namespace: str) -> MeasuredUse:
     """Ask one of the agents that run on a node."""
     unready = find_unready_agent(pods)
     pod = find_ready_agent(pods)
@@ -215,7 +223,7 @@ def _ask(api: Api, pods: Sequence[AgentPod]) -> MeasuredUse:
         return UnknownUse(f"the agent is not ready ({unready.problem})") if unready else NO_AGENT
     if pod.port is None:
         return UnknownUse(f"Pod {pod.name} has no port for metrics")
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}:{pod.port}/proxy/metrics"
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod.name}:{pod.port}/proxy/metrics"
     try:
         return read_use(api.fetch_within(path, seconds=_SECONDS, most=LARGEST_PAGE))
     except ApiError as error:

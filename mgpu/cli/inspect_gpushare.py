@@ -13,6 +13,7 @@ import click
 
 from mgpu.cli import cluster_objects
 from mgpu.cli.connection import report_api_errors
+from mgpu.cli.kubectl_options import Connection, cluster_options
 from mgpu.cli.main import BadInput
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.dialects import gpushare
@@ -25,7 +26,7 @@ from mgpu.presentation.claim_views import NO_CLAIMS, ClaimViews, read_claims, sp
 from mgpu.presentation.gpushare_tables import CardRow, NodeRow, PodRow, details, summary
 from mgpu.presentation.overview import make_overview, read_request
 from mgpu.presentation.plain_text import one_line
-from mgpu.presentation.terminal import show_json
+from mgpu.presentation.terminal import show_json, show_yaml
 from mgpu.settings import Settings
 
 Raw = Mapping[str, Any]
@@ -46,16 +47,16 @@ Examples:
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("name", required=False, metavar="[NODE]")
 @click.option("-d", "--details", "detailed", is_flag=True, help="Show every pod.")
-@click.option("--kubeconfig", default="", help="The kubeconfig file to use.  [default: as kubectl chooses it]")
+@cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @click.option(
     "--memory-unit",
     type=click.Choice(UNITS, case_sensitive=False),
     help="The unit of gpu-mem.  [default: that of the nodes]",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def main(
-    name: str | None, detailed: bool, kubeconfig: str, config: Path | None, memory_unit: str | None, output: str
+    name: str | None, detailed: bool, connection: Connection, config: Path | None, memory_unit: str | None, output: str
 ) -> None:
     """Show how much GPU memory of each node and card is allocated, according to the allocation records of the pods.
 
@@ -65,7 +66,7 @@ def main(
     try:
         settings = read_settings(config, os.environ, {"memory_unit": memory_unit})
         with report_api_errors(), cluster_objects.paused_garbage_collection():
-            api = Api.connect(kubeconfig)
+            api = connection.connect(10.0, Api)
             nodes = list(cluster_objects.nodes(api))
             pods = list(cluster_objects.pods(api))
             if not memory_unit:
@@ -84,9 +85,9 @@ def main(
         raise click.ClickException(f"no node is named {name}")
     rows = [row for row in rows if name in (None, row.name)]
     unit = settings.dialects.gpushare.memory_unit
-    if output == "json":
-        answer = {"unit": unit, "nodes": [_json(row) for row in rows]}
-        show_json(answer)
+    if output in ("json", "yaml"):
+        show_data = show_json if output == "json" else show_yaml
+        show_data({"unit": unit, "nodes": [_json(row) for row in rows]})
     else:
         click.echo(details(rows) if detailed else summary(rows, unit), nl=False)
 

@@ -41,7 +41,8 @@ def main() -> None:
     if sys.argv[1:2] == ["__complete"]:  # As in programs that are built with Cobra, which kubectl's users know.
         complete(plugin, sys.argv[2:])
         return
-    plugin(prog_name="kubectl mgpu", complete_var=completion_variable("kubectl-mgpu"))
+    arguments = sys.argv[1:] or ["--help"]  # As kubectl, which then ends with code 0.
+    plugin(arguments, prog_name="kubectl mgpu", complete_var=completion_variable("kubectl-mgpu"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import click
 
-from mgpu.cli import cluster_objects
+from mgpu.cli import cluster_objects, completion
 from mgpu.cli.cluster_objects import ClusterLists
 from mgpu.cli.connection import NAMESPACE, read_installed_settings, report_api_errors
 from mgpu.cli.inspect import overview_of
@@ -43,6 +43,7 @@ class ReadingOptions:
         config: a settings file. With it, the API server is asked, since the scheduler has its own settings.
         interval: the seconds between two looks; None to look once.
         format: the format of the output, one of `mgpu.cli.watching.FORMATS`.
+        installation: the namespace of the installation.
     """
 
     source: str
@@ -50,6 +51,7 @@ class ReadingOptions:
     config: Path | None
     interval: float | None
     format: str
+    installation: str
 
 
 def reading_options(*formats: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -69,10 +71,11 @@ def reading_options(*formats: str) -> Callable[[Callable[..., None]], Callable[.
             interval: float,
             connection: Connection,
             config: Path | None,
+            installation: str,
             output: str,
             **own: object,
         ) -> None:
-            chosen = ReadingOptions(source, connection, config, interval if watches else None, output)
+            chosen = ReadingOptions(source, connection, config, interval if watches else None, output, installation)
             command(options=chosen, **own)
 
         decorated: Callable[..., None] = with_options
@@ -114,6 +117,16 @@ _OPTIONS = (
     ),
     cluster_options,
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]"),
+    click.option(
+        "--mgpu-namespace",
+        "installation",
+        default=NAMESPACE,
+        show_default=True,
+        envvar="MGPU_NAMESPACE",
+        show_envvar=True,
+        shell_complete=completion.namespaces,
+        help="The namespace of mgpu's scheduler and agents.",
+    ),
 )
 
 
@@ -132,6 +145,10 @@ class Reading(Generic[T]):
 class Sources:
     """The cluster of a kubeconfig, asked through the scheduler or the API server.
 
+    Attributes:
+        api: a connection with the rights of the user.
+        namespace: the namespace of the installation.
+
     Raises:
         BadObject: if the kubeconfig is invalid, or if `source` and `config` contradict.
     """
@@ -142,11 +159,13 @@ class Sources:
         connection = options.connection
         self.api: Api = connection.connect(30.0, CountingApi)
         self._config = options.config
-        self.scheduler = SchedulerSource(self.api, NAMESPACE, seconds=connection.seconds(ANSWER_SECONDS))
+        self.namespace = options.installation
+        seconds = connection.seconds(ANSWER_SECONDS)
+        self.scheduler = SchedulerSource(self.api, self.namespace, seconds=seconds)
         self._source = options.source
 
     def settings(self) -> Settings:
-        return read_installed_settings(self.api, self._config)[0]
+        return read_installed_settings(self.api, self._config, self.namespace)[0]
 
     def read(
         self,

@@ -101,7 +101,7 @@ def command(
     kubeconfig or the settings are invalid.
     """
     sources = Sources(options)
-    with_use = UseReader(sources.api, sources.scheduler, wanted=usage)
+    with_use = UseReader(sources.api, sources.scheduler, wanted=usage, namespace=sources.namespace)
     view = View(
         TABLES[table] if table else ALL,
         sort,

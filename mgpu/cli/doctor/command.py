@@ -51,6 +51,8 @@ Examples:
     "--namespace",
     default=NAMESPACE,
     show_default=True,
+    envvar="MGPU_NAMESPACE",
+    show_envvar=True,
     shell_complete=completion.namespaces,
     help="The namespace of the installation.",
 )

@@ -11,10 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from mgpu.cli import kubectl
 from mgpu.cli.kubectl import plugin
 from mgpu.cli.kubectl_options import Connection, Duration
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
+from tests.agent_pods import agent
 from tests.builders import share
 from tests.mgpu.cli.served import ON_A_TERMINAL, served
 from tests.scheduler.explained_cluster import RECORD, fill
@@ -209,3 +211,51 @@ def test_request_timeout_ends_a_request_that_nobody_answers(kubeconfig: str) -> 
     result = run(kubeconfig, "top", "--request-timeout", "1us")
     assert result.exit_code == 1
     assert result.stderr.startswith("Unable to connect to the server: ")
+
+
+INSTALLED = "gpu-sharing"
+"""A namespace of an installation that is not the default one."""
+
+
+def install_elsewhere(api: Api) -> None:
+    """Settings and an agent that is not ready, as an installation has them."""
+    fill(api)
+    api.create("/api/v1/namespaces", {"metadata": {"name": INSTALLED}})
+    core, apps = f"/api/v1/namespaces/{INSTALLED}", f"/apis/apps/v1/namespaces/{INSTALLED}"
+    api.create(
+        f"{core}/configmaps", {"metadata": {"name": "mgpu-config-x"}, "data": {"mgpu.yaml": "cardPolicy: spread"}}
+    )
+    template = {
+        "metadata": {"labels": {"app": "mgpu"}},
+        "spec": {
+            "containers": [{"name": "c", "image": "mgpu"}],
+            "volumes": [{"name": "settings", "configMap": {"name": "mgpu-config-x"}}],
+        },
+    }
+    spec = {"selector": {"matchLabels": {"app": "mgpu"}}, "template": template}
+    api.create(f"{apps}/deployments", {"metadata": {"name": "mgpu-scheduler"}, "spec": spec})
+    raw = agent(ready=False, namespace=INSTALLED)
+    made = api.create(f"{core}/pods", raw)
+    api.replace(f"{core}/pods/{raw['metadata']['name']}/status", {**made, "status": raw["status"]})
+
+
+def test_installation_in_another_namespace_has_its_settings_and_agents(tmp_path: Path) -> None:
+    with served(tmp_path, install_elsewhere) as path:
+        option = ("--mgpu-namespace", INSTALLED)
+        assert "spread" in json.loads(run(path, "explain", "waits", "-o", "json", *option).stdout)["chosen"]
+        assert "binpack" in json.loads(run(path, "explain", "waits", "-o", "json").stdout)["chosen"]
+        usage = json.loads(run(path, "inspect", "n1", "--usage", "-o", "json", *option).stdout)["usage"]
+        assert usage["n1"]["unknown"].startswith("the agent is not ready")
+        variable = CliRunner(env={"MGPU_NAMESPACE": INSTALLED})
+        found = variable.invoke(plugin, ["doctor", "--kubeconfig", path, "-o", "json"]).stdout
+        assert json.loads(found)["checks"][0]["message"] == f"ConfigMap {INSTALLED}/mgpu-config-x"
+
+
+def test_program_without_arguments_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kubectl-mgpu"])
+    with pytest.raises(SystemExit) as ended:
+        kubectl.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("Usage: kubectl mgpu ")
