@@ -107,7 +107,7 @@ def overview_lines(
     ]
     names = ["NODE", "CARD", "MODEL", "STATUS", "HELD-CORE", "FREE-CORE", "HELD-MEMORY", "FREE-MEMORY"]
     names += [] if use is None else ["USED-CORE", "USED-MEMORY"]
-    names += ["UUID", "GPUID", "SLICES", "ISOLATION"] if is_wide else []
+    names += ["UUID", "GPUID", "SLICES", "ISOLATION", "REQUESTED-AS"] if is_wide else []
     if rows:
         yield from table_lines([*names, "HELD-BY"], rows)
     notes = [text.plain for text in _notes(cluster, gangs, None)]
@@ -140,9 +140,13 @@ def _card_row(node: NodeView, view: CardView, used: Used, *, is_wide: bool, has_
         memory_cell(state.memory_used),
         memory_cell(state.memory_left),
         *([core_cell(used.core), memory_cell(used.memory)] if has_use else []),
-        *([state.card.uuid, state.gpuid, _slices(view), node.isolation] if is_wide else []),
+        *([state.card.uuid, state.gpuid, _slices(view), node.isolation, _dialects(view)] if is_wide else []),
         ",".join(use.pod if use.certain else f"{use.pod}?" for use in view.uses),
     ]
+
+
+def _dialects(view: CardView) -> str:
+    return ",".join(sorted({use.dialect for use in view.uses if use.dialect}))
 
 
 def _slices(view: CardView) -> str:

@@ -11,6 +11,7 @@ from scheduler.inspect_command import command as inspect
 from tests.e2e.bench import Bench, Json, asking, share
 from tests.e2e.clusters import patient
 from tests.e2e.mtgpu_bench import MTGPUPODS, OCCUPYING, OURS, PODS, STOCK, Named, gone, mtgpupod
+from tests.mgpu.cli.served import ON_A_TERMINAL
 from tests.waiting import until
 
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
@@ -118,7 +119,9 @@ def test_card_that_nvidias_plugin_gave_out_is_never_shared(bench: Bench) -> None
         assert not outcome.running or bench.sees(pod["metadata"]["name"])["c"] == [theirs ^ 1]
     for pod in shares[:2]:
         bench.exact(pod["metadata"]["name"])
-    done = CliRunner().invoke(inspect, ["--kubeconfig", str(bench.cluster.kubeconfig)], catch_exceptions=False)
+    done = CliRunner(env=ON_A_TERMINAL).invoke(
+        inspect, ["--kubeconfig", str(bench.cluster.kubeconfig)], catch_exceptions=False
+    )
     assert "default/stock · nvidia" in done.output
     assert bench.within_capacity()
 

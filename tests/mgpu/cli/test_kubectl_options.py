@@ -91,8 +91,8 @@ def test_inspect_in_a_pipe_has_a_line_for_each_card(kubeconfig: str) -> None:
 
 def test_wide_has_more_columns_also_on_a_terminal(kubeconfig: str) -> None:
     wide = run(kubeconfig, "inspect", "-o", "wide").stdout
-    assert rows(wide)[0][8:] == ["UUID", "GPUID", "SLICES", "ISOLATION", "HELD-BY"]
-    assert rows(wide)[2][8] == "GPU-n1-1"
+    assert rows(wide)[0][8:] == ["UUID", "GPUID", "SLICES", "ISOLATION", "REQUESTED-AS", "HELD-BY"]
+    assert rows(wide)[2][8:] == ["GPU-n1-1", "-", "-", "-", "mgpu", "default/holder"]
     assert run(kubeconfig, "inspect", "-o", "wide", terminal=True).stdout == wide
     assert rows(run(kubeconfig, "top", "node", "-o", "wide").stdout)[0][8:] == ["HELD-CORE%", "HELD-MEMORY%", "MODELS"]
     assert "GPU-n1-1" in run(kubeconfig, "explain", "too-large", "-o", "wide").stdout
