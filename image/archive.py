@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from image.environment import find_commit, make_libraries, make_mgpu
+from image.environment import LIBRARY_TIME, find_commit, make_libraries, make_mgpu
 from image.layers import Layer, check_size, compress, epoch, pack
 
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
@@ -153,7 +153,10 @@ def main(arguments: Sequence[str]) -> None:
         check_base(base, blobs, given.interpreter)
         make_libraries(Path(folder, "libraries"), given.interpreter)
         make_mgpu(Path(folder, "mgpu"), commit)
-        layers = [pack(Path(folder, name), blobs.folder) for name in ("libraries", "mgpu")]
+        layers = [
+            pack(Path(folder, "libraries"), blobs.folder, LIBRARY_TIME),
+            pack(Path(folder, "mgpu"), blobs.folder, epoch()),
+        ]
         check_size(layers)
         write_archive(base, layers, blobs, given.name, commit, given.target)
 

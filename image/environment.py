@@ -19,6 +19,9 @@ from image.contents import PACKAGES, PROJECT_FILES, UNUSED_LIBRARIES, is_left_ou
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path("opt/mgpu")
+LIBRARY_TIME = 315532800
+"""The time of the libraries' files, the beginning of 1980. With the time of the commit, each commit would have another
+layer of the same libraries."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _START = re.compile(r"\A#!.*\n('''exec'.*\n' '''\n)?")
 """How pip starts a program: with one line, or with three if the path of Python is long."""
@@ -46,7 +49,7 @@ def make_libraries(layer: Path, interpreter: str) -> None:
     (folder / "bin/python").symlink_to(interpreter)
     (folder / "bin/python3").symlink_to("python")
     (folder / "pyvenv.cfg").write_text(f"home = {Path(interpreter).parent}\ninclude-system-site-packages = false\n")
-    _finish(layer)
+    _finish(layer, LIBRARY_TIME)
 
 
 def make_mgpu(layer: Path, commit: str) -> None:
@@ -65,7 +68,7 @@ def make_mgpu(layer: Path, commit: str) -> None:
             path.unlink()
     for path in (folder / "bin").iterdir():
         path.write_text(_START.sub(f"#!/{PLACE}/bin/python\n", path.read_text()))
-    _finish(layer)
+    _finish(layer, int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
 
 
 def _build_wheel(folder: Path, commit: str) -> Path:
@@ -109,7 +112,7 @@ def _pip(folder: Path, command: str, *arguments: str) -> None:
     _run(sys.executable, "-m", "pip", *options, command, *arguments)
 
 
-def _finish(layer: Path) -> None:
+def _finish(layer: Path, seconds: int) -> None:
     """Remove what differs between builds or is of no use, compile to bytecode, and set all times."""
     folder = layer / PLACE
     packages = _packages(folder)
@@ -123,7 +126,6 @@ def _finish(layer: Path) -> None:
     for path in sorted(layer.rglob("*"), reverse=True):
         if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
             path.rmdir()
-    seconds = int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
     for path in (layer, *layer.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

@@ -1,7 +1,6 @@
 """Packs folders as layers of an image, and holds their size.
 
-A layer depends only on the names, bytes, modes and link targets of its files: they belong to root, and their times are
-SOURCE_DATE_EPOCH (seconds since 1970).
+A layer depends only on the names, bytes, modes and link targets of its files. They belong to root, and have one time.
 """
 
 import gzip
@@ -37,18 +36,23 @@ class Layer:
 
 
 def epoch() -> int:
+    """Return the time of the commit, in seconds since 1970."""
     return int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
 
 
-def pack(folder: Path, blobs: Path) -> Layer:
-    """Write the layer with the content of a folder into the folder `blobs`."""
+def pack(folder: Path, blobs: Path, seconds: int) -> Layer:
+    """Write the layer with the content of a folder into the folder `blobs`.
+
+    Args:
+        seconds: the time of all files.
+    """
     with tempfile.TemporaryFile() as plain:
         with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for path in sorted(folder.rglob("*")):
                 entry = tar.gettarinfo(path, path.relative_to(folder).as_posix())
                 entry.uid = entry.gid = 0
                 entry.uname = entry.gname = ""
-                entry.mtime = epoch()
+                entry.mtime = seconds
                 if entry.isreg():
                     with path.open("rb") as content:
                         tar.addfile(entry, content)
@@ -82,7 +86,7 @@ def check_size(layers: Sequence[Layer]) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Check the size of the layers in these folders."""
     with tempfile.TemporaryDirectory() as blobs:
-        check_size([pack(Path(folder), Path(blobs)) for folder in arguments])
+        check_size([pack(Path(folder), Path(blobs), epoch()) for folder in arguments])
 
 
 if __name__ == "__main__":

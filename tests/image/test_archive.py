@@ -40,7 +40,7 @@ def write(base: Path, blobs: Blobs, tmp_path: Path) -> Path:
     folder = make_folder(tmp_path / "files")
     (folder / "mgpu").write_text("1")
     found = Base(base, blobs)
-    write_archive(found, [layers.pack(folder, blobs.folder)], blobs, "mgpu:1", "0123", tmp_path / "image.tar")
+    write_archive(found, [layers.pack(folder, blobs.folder, 1)], blobs, "mgpu:1", "0123", tmp_path / "image.tar")
     return tmp_path / "image.tar"
 
 

@@ -22,11 +22,8 @@ def blobs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_layer_has_the_files_of_root_at_the_given_time(
-    tmp_path: Path, blobs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    layer = layers.pack(make_folder(tmp_path / "one"), blobs)
+def test_layer_has_the_files_of_root_at_the_given_time(tmp_path: Path, blobs: Path) -> None:
+    layer = layers.pack(make_folder(tmp_path / "one"), blobs, 1700000000)
     with tarfile.open(blobs / layer.digest) as tar:
         found = {entry.name: entry for entry in tar.getmembers()}
     assert list(found) == ["opt", "opt/mgpu", "opt/mgpu/link", "opt/mgpu/program"]
@@ -36,8 +33,8 @@ def test_layer_has_the_files_of_root_at_the_given_time(
 
 
 def test_equal_folders_make_equal_layers(tmp_path: Path, blobs: Path) -> None:
-    first = layers.pack(make_folder(tmp_path / "one"), blobs)
-    assert layers.pack(make_folder(tmp_path / "another name"), blobs) == first
+    first = layers.pack(make_folder(tmp_path / "one"), blobs, 1)
+    assert layers.pack(make_folder(tmp_path / "another name"), blobs, 1) == first
 
 
 def test_layer_larger_than_the_limit_is_refused() -> None:
