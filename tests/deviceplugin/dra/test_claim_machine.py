@@ -213,6 +213,12 @@ class ClaimMachine(RuleBasedStateMachine):
                 assert counted[uid_of(name)].uses(card).core >= held.uses(card).core
 
     @invariant()
+    def what_was_delivered_is_not_moved(self) -> None:
+        """The condition of the claim forbids it."""
+        for name in self.answered:
+            assert ("default", name) not in self.node.api.objects or self.node.api.is_prepared(name)
+
+    @invariant()
     def what_was_delivered_has_its_files(self) -> None:
         files = self.node.record_files()
         assert files == {record.uid for record in self.node.claims.all()}
