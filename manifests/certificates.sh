@@ -7,11 +7,12 @@
 #   CA=rotate manifests/certificates.sh  put a new CA in front of the present one; both are trusted
 #   CA=settle manifests/certificates.sh  trust the newest CA alone, some minutes after `rotate`
 #   DAYS=3650                            the life of a new CA
+#   MGPU_NAMESPACE=mgpu-system           the namespace of mgpu, if the Helm chart has installed it into another one
 #
 # deploy.sh calls it. It needs openssl, and the namespace. `certificates.sh bundle PROCESS` prints the bundle in base64.
 set -eu
 
-NAMESPACE=mgpu-system
+NAMESPACE=${MGPU_NAMESPACE:-mgpu-system}
 DAYS=${DAYS:-3650}
 # A CA that ends within 180 days is followed by the next one; a shorter one within a third of its life, since otherwise
 # each run would add another CA to the bundle.

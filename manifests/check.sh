@@ -2,10 +2,11 @@
 # Tries whether the API server that kubectl points at asks mgpu about GPU pods and Bindings. Writes nothing (dry runs).
 #
 #   API_SERVERS=192.0.2.0/28,…  what is allowed to call so far, for the command that it proposes
+#   MGPU_NAMESPACE=mgpu-system  as for certificates.sh
 #   TRIES=15                    how often it asks about a Binding, every 2 s
 set -eu
 
-NAMESPACE=mgpu-system
+NAMESPACE=${MGPU_NAMESPACE:-mgpu-system}
 REFUSES='does not accept calls from '
 TRIES=${TRIES:-15}
 top=$(mktemp -d)

@@ -5,11 +5,12 @@
 #   manifests/record-keys.sh             make what is missing; a key that is there stays
 #   KEY=rotate manifests/record-keys.sh  sign with a new key; seals of the keys before count on. Where it ends before all
 #                                        agents know the new key, run it again: it goes on with the same key
+#   MGPU_NAMESPACE=mgpu-system           as for certificates.sh
 #
 # deploy.sh calls it. It needs openssl, and the namespace. Processes read the keys when they start.
 set -eu
 
-NAMESPACE=mgpu-system
+NAMESPACE=${MGPU_NAMESPACE:-mgpu-system}
 SECRET=mgpu-record-key
 KEYS=mgpu-record-keys
 # Until then a scheduler that does not seal yet is replaced by one that does: an image is pulled, 30 s of preStop.

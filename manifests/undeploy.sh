@@ -3,13 +3,14 @@
 #
 #   WAIT=120           seconds for the MtgpuPods to go by themselves, and for mgpu's own pods
 #   KEEP_DEVICES=yes   leave the CRD of Devices (Koordinator came after mgpu); one that was there before mgpu stays anyway
+#   MGPU_NAMESPACE=mgpu-system  as for certificates.sh
 #   CLEAN_NODES=yes    take mgpu's annotations, its label and the resources it published off the Nodes too; only when no
 #                      pod holds cards any more
 #
 # Pods that have cards go on running; their annotations stay.
 set -eu
 
-NAMESPACE=mgpu-system
+NAMESPACE=${MGPU_NAMESPACE:-mgpu-system}
 WAIT=${WAIT:-120}
 OURS="-l app.kubernetes.io/part-of=mgpu"
 FINALIZER=mgpu.io/mtgpupod

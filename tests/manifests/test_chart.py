@@ -22,6 +22,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.record_seals import key_id
 from mgpu.serving.certificates import Authority, renew_if_due
 from mgpu.serving.record_keys import read_public_keys
+from tests.manifests.conftest import Run
 from tests.manifests.helm import CHART, KUBERNETES, WITHOUT_CLUSTER, helm, merged, objects, template
 from tests.manifests.rendered import (
     COMPONENTS,
@@ -440,11 +441,11 @@ def test_helm_finds_nothing_wrong(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-def from_cluster(kubeconfig: Path, *options: str) -> list[Json]:
+def from_cluster(kubeconfig: Path, namespace: str = "mgpu-system") -> list[Json]:
     """Render the chart with what the cluster has."""
     done = helm(
-        *("template", "mgpu", CHART, "-n", "mgpu-system", "--dry-run=server", "--kube-version", KUBERNETES),
-        *("--set", "apiServers.addresses={192.0.2.1}", *options),
+        *("template", "mgpu", CHART, "-n", namespace, "--dry-run=server", "--kube-version", KUBERNETES),
+        *("--set", "apiServers.addresses={192.0.2.1}"),
         env={"KUBECONFIG": str(kubeconfig)},
     )
     assert done.returncode == 0, done.stderr
@@ -491,6 +492,17 @@ def test_the_chart_makes_authorities_and_keys_that_the_processes_read_and_keeps_
         d for d in again if d["metadata"]["name"] in ("mgpu-record-key", "mgpu-record-keys", "mgpu-webhook-tls")
     ]
     assert list(_bundles(again)) == list(_bundles(documents))
+
+
+def test_the_chart_keeps_what_the_scripts_have_made_in_any_namespace(kubeconfig: Path, api: Api, run: Run) -> None:
+    api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    for script in ("certificates.sh", "record-keys.sh"):
+        done = run(MANIFESTS / script, env={"MGPU_NAMESPACE": "gpus"})
+        assert done.returncode == 0, done.stderr
+    documents = from_cluster(kubeconfig, "gpus")
+    assert not [d for d in documents if d["kind"] == "Secret"]
+    for process, bundle in _bundles(documents):
+        assert bundle == api.get(f"/api/v1/namespaces/gpus/secrets/{process}-tls")["data"]["ca.crt"]
 
 
 def generator() -> ModuleType:
