@@ -22,6 +22,7 @@ from mgpu.kube import Api, ApiError
 from mgpu.model.record_seals import key_id
 from mgpu.serving.certificates import Authority, renew_if_due
 from mgpu.serving.record_keys import read_public_keys
+from mgpu.settings import Settings
 from tests.manifests.conftest import Run
 from tests.manifests.helm import CHART, KUBERNETES, WITHOUT_CLUSTER, helm, merged, objects, template
 from tests.manifests.rendered import (
@@ -392,6 +393,10 @@ WRONG: dict[str, tuple[Json, str]] = {
     "a vocabulary that does not exist": ({"vocabularies": {"hami": {"enabled": True}}}, "'/vocabularies'"),
     "a secret that is no object": ({"imagePullSecrets": ["pull"]}, "'/imagePullSecrets/0': got string, want object"),
     "an unknown unit": ({"vocabularies": {"gpushare": {"memoryUnit": "GB"}}}, "'/vocabularies/gpushare/memoryUnit'"),
+    "a block of settings that does not exist": (
+        {"settings": {"devicePlugin": {}}},
+        "'/settings': additional properties",
+    ),
     "mps without slices": ({"devicePlugin": {"isolation": "mps"}}, "needs slices.enabled=true"),
     "guarded and privileged": (
         {"devicePlugin": {"nvidiaGuarded": True}, "slices": {"enabled": True}},
@@ -431,6 +436,12 @@ def test_without_a_cluster_nothing_is_made_that_must_be_kept(values: Json, messa
 def test_no_addresses_are_needed_where_the_settings_name_the_callers(tmp_path: Path) -> None:
     values = {"apiServers": {"detect": True}, "settings": {"webhook": {"apiServers": "192.0.2.1"}}}
     assert not [d for d in objects(tmp_path, values) if d["metadata"]["name"] == "mgpu-api-servers"]
+
+
+def test_the_schema_has_the_names_of_the_settings() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    names = {field.alias or name for name, field in Settings.model_fields.items()}
+    assert set(schema["definitions"]["settings"]["properties"]) == names - {"cardPolicyFlag"}
 
 
 def test_helm_finds_nothing_wrong(tmp_path: Path) -> None:
