@@ -109,6 +109,7 @@ image: ## Build the image with docker, podman or buildah: IMAGE=name:tag BASE=na
 	@image/build.sh '$(IMAGE)' '$(BASE)'
 
 image-archive: install ## Write the image as a tar file without any of them: IMAGE, BASE, INTERPRETER, ARCHIVE
+	$(if $(and $(IMAGE),$(BASE),$(INTERPRETER),$(ARCHIVE)),,$(error Set IMAGE, BASE, INTERPRETER and ARCHIVE: docs/install.md))
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m image.archive \
 		--name '$(IMAGE)' --interpreter '$(INTERPRETER)' '$(BASE)' '$(ARCHIVE)'
 
