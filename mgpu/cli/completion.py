@@ -84,7 +84,7 @@ def _names(ctx: click.Context, path: str) -> list[str]:
 
 
 def _list_names(options: Mapping[str, Any], path: str) -> list[str]:
-    from mgpu.cli.kubectl_options import Connection
+    from mgpu.cli.connection import Connection
     from mgpu.kube import Api
 
     connection = Connection(

@@ -1,14 +1,15 @@
-"""Error messages of the commands that read a cluster, the namespace of the user, and the settings of the installation.
+"""How commands connect to a cluster and report its errors, the user's namespace, and the settings of the installation.
 
-`mgpu inspect`, `mgpu doctor` and `mgpu explain` share these functions; `kubectl inspect gpushare` uses only
-`report_api_errors`. A problem with the cluster must be reported in one line, without a traceback.
+The commands that read a cluster share this module. A problem with the cluster must be reported in one line, without a
+traceback. `mgpu.cli.kubectl_options` has the options from which a `Connection` comes.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import click
 
@@ -18,10 +19,46 @@ from mgpu.kube.client import find_kubeconfig
 from mgpu.presentation.plain_text import one_line
 from mgpu.settings import Settings, load_settings
 
+A = TypeVar("A", bound=Api)
+
 NAMESPACE = "mgpu-system"
 """The default namespace of the installation."""
 _CONFIGMAP, _FILE = "mgpu-config", "mgpu.yaml"
 _POD_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How a command connects to the API server.
+
+    Attributes:
+        kubeconfig: the file; "" for the one that kubectl uses.
+        context: "" for the current context of the file.
+        user: the user whose rights the requests have; "" for the user of the kubeconfig.
+        groups: the groups of that user.
+        timeout: the most seconds for a request; 0 for no limit, None if the user names none.
+    """
+
+    kubeconfig: str = ""
+    context: str = ""
+    user: str = ""
+    groups: tuple[str, ...] = ()
+    timeout: float | None = None
+
+    def seconds(self, default: float) -> float | None:
+        """Return the most seconds for a request, or None for no limit. `default` applies if the user names none."""
+        return default if self.timeout is None else self.timeout or None
+
+    def connect(self, seconds: float, kind: type[A]) -> A:
+        """Return a connection with at most `seconds` for a request, unless the user says otherwise.
+
+        No request is sent. Raises BadObject if there is no usable configuration.
+        """
+        identity = [("Impersonate-User", self.user)] if self.user else []
+        identity += [("Impersonate-Group", group) for group in self.groups]
+        api = kind.connect(self.kubeconfig, context=self.context, timeout=self.seconds(seconds), impersonation=identity)
+        assert isinstance(api, kind)
+        return api
 
 
 class ServerError(click.ClickException):

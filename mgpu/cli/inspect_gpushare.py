@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from mgpu.cli import cluster_objects
-from mgpu.cli.connection import report_api_errors
-from mgpu.cli.kubectl_options import Connection, cluster_options
+from mgpu.cli.connection import Connection, report_api_errors
+from mgpu.cli.kubectl_options import cluster_options
 from mgpu.cli.main import BadInput
 from mgpu.cli.process_settings import UNITS, read_settings
 from mgpu.dialects import gpushare

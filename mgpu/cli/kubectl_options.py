@@ -6,50 +6,12 @@ They have the names and the meaning that they have in kubectl.
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from mgpu.cli import completion
-from mgpu.kube import Api
-
-A = TypeVar("A", bound=Api)
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """How a command connects to the API server.
-
-    Attributes:
-        kubeconfig: the file; "" for the one that kubectl uses.
-        context: "" for the current context of the file.
-        user: the user whose rights the requests have; "" for the user of the kubeconfig.
-        groups: the groups of that user.
-        timeout: the most seconds for a request; 0 for no limit, None if the user has not said so.
-    """
-
-    kubeconfig: str = ""
-    context: str = ""
-    user: str = ""
-    groups: tuple[str, ...] = ()
-    timeout: float | None = None
-
-    def seconds(self, default: float) -> float | None:
-        """Return the most seconds for a request, or None for no limit. `default` is for users who have not said so."""
-        return default if self.timeout is None else self.timeout or None
-
-    def connect(self, seconds: float, kind: type[A]) -> A:
-        """Return a connection with at most `seconds` for a request, unless the user says otherwise.
-
-        No request is sent. Raises BadObject if there is no usable configuration.
-        """
-        identity = [("Impersonate-User", self.user)] if self.user else []
-        identity += [("Impersonate-Group", group) for group in self.groups]
-        api = kind.connect(self.kubeconfig, context=self.context, timeout=self.seconds(seconds), impersonation=identity)
-        assert isinstance(api, kind)
-        return api
-
+from mgpu.cli.connection import Connection
 
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

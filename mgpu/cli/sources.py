@@ -14,9 +14,9 @@ import click
 
 from mgpu.cli import cluster_objects, completion
 from mgpu.cli.cluster_objects import ClusterLists
-from mgpu.cli.connection import NAMESPACE, read_installed_settings, report_api_errors
+from mgpu.cli.connection import NAMESPACE, Connection, read_installed_settings, report_api_errors
 from mgpu.cli.inspect import overview_of
-from mgpu.cli.kubectl_options import Connection, cluster_options
+from mgpu.cli.kubectl_options import cluster_options
 from mgpu.cli.progress import CountingApi, listing
 from mgpu.cli.scheduler_source import ANSWER_SECONDS, Freshness, SchedulerSource, Unavailable
 from mgpu.kube import Api

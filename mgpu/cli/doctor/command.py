@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mgpu.cli import completion
 from mgpu.cli.cluster_objects import paused_garbage_collection
-from mgpu.cli.connection import NAMESPACE, read_installed_settings, report_api_errors
+from mgpu.cli.connection import NAMESPACE, Connection, read_installed_settings, report_api_errors
 from mgpu.cli.doctor.admission import check_admission, check_bindings
 from mgpu.cli.doctor.agents import check_nodes
 from mgpu.cli.doctor.callers import check_callers
@@ -25,7 +25,7 @@ from mgpu.cli.doctor.components import check_custom_resources, check_installed, 
 from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.cli.doctor.kueue import check_kueue
 from mgpu.cli.doctor.records import check_records
-from mgpu.cli.kubectl_options import Connection, cluster_options
+from mgpu.cli.kubectl_options import cluster_options
 from mgpu.cli.sources import output_option
 from mgpu.cli.watching import JSON, TABLE, YAML
 from mgpu.kube import Api

@@ -12,8 +12,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from mgpu.cli import kubectl
+from mgpu.cli.connection import Connection
 from mgpu.cli.kubectl import plugin
-from mgpu.cli.kubectl_options import Connection, Duration
+from mgpu.cli.kubectl_options import Duration
 from mgpu.kube import Api
 from playground.apiserver import ApiServer, User, running, self_signed, write_kubeconfig
 from tests.agent_pods import agent
