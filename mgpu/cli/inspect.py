@@ -81,9 +81,9 @@ def render_overview(
     """Return the card map, and below it the table of GPUIDs, the waiting pods, the groups and the problems.
 
     Args:
-        gangs: The gangs that are not complete.
-        use: What is used of the cards, which the card map then shows within what pods hold.
-        empty: What takes the place of the card map if there is no node.
+        gangs: the gangs that are not complete.
+        use: what is used of the cards, which the card map then shows within what pods hold.
+        empty: what takes the place of the card map if there is no node.
     """
     parts: list[RenderableType] = [card_map(cluster.nodes, use or {}) if cluster.nodes else Text(empty)]
     accounts = account_nodes(cluster.nodes)

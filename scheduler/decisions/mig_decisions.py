@@ -20,19 +20,19 @@ from mgpu.model.slice_names import MIG_CLAIMS
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.claim_selectors import Patience, Selectors, Unsupported
 from scheduler.engine.effort import Budget
-from scheduler.engine.mig_placement import InstanceRule, WantedInstance, cost_of, place_instances
+from scheduler.engine.mig_placement import InstanceRelation, WantedInstance, cost_of, place_instances
 
 _SAMPLE_SECONDS = 10.0
 """How long the instances that the cluster offers are remembered, for the question whether a class is for instances."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _PlannedResult:
     """One result of a claim, present or future.
 
     Attributes:
-        request: the name of its request.
-        chosen: the instance that kube-scheduler has chosen; None if the claim is not allocated.
+        request: The name of its request.
+        chosen: The instance that kube-scheduler has chosen; None if the claim is not allocated.
     """
 
     request: str
@@ -97,14 +97,14 @@ class InstanceDecider:
             budget: The effort that the search may take (`place_instances`).
         """
         results = [result for result in claim.results if result.mig_device is not None and not result.admin]
-        wishes = [_Wish(result.request, result.mig_device) for result in results]
-        devices = self._devices(claim, wishes, snapshot, budget)
+        planned = [_PlannedResult(result.request, result.mig_device) for result in results]
+        devices = self._devices(claim, planned, snapshot, budget)
         if isinstance(devices, Rejection):
             return devices
         rows = []
         for one in request.others:
-            pairs = zip(wishes, devices, strict=True)
-            own = (d.index for wish, d in pairs if wish.request == one.container and d.type == one.type)
+            pairs = zip(planned, devices, strict=True)
+            own = (d.index for result, d in pairs if result.request == one.container and d.type == one.type)
             rows.append((one.type, one.container, tuple(sorted(own))))
         return Placement((), others=tuple(rows))
 
@@ -131,26 +131,26 @@ class InstanceDecider:
         Each is beside the name of its request.
         """
         requests = [request for request in claim.requests if request.name in names]
-        wishes = [_Wish(request.name) for request in requests for _ in range(max(1, request.count))]
-        if len(wishes) > MAX_RESULTS:
+        planned = [_PlannedResult(request.name) for request in requests for _ in range(max(1, request.count))]
+        if len(planned) > MAX_RESULTS:
             text = f"the claim requests more than {MAX_RESULTS} devices"
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
-        found = self._devices(claim, wishes, snapshot, budget)
+        found = self._devices(claim, planned, snapshot, budget)
         if isinstance(found, Rejection):
             return found
-        return [(wish.request, device) for wish, device in zip(wishes, found, strict=True)]
+        return [(result.request, device) for result, device in zip(planned, found, strict=True)]
 
     def _devices(
-        self, claim: Claim, wishes: Sequence[_Wish], snapshot: NodeSnapshot, budget: Budget | None
+        self, claim: Claim, planned: Sequence[_PlannedResult], snapshot: NodeSnapshot, budget: Budget | None
     ) -> tuple[MigDevice, ...] | Rejection:
         if not snapshot.mig_cards:
             text = f"the node has no cards whose MIG instances claims can get (label {LABEL}={MIG_CLAIMS})"
             return Rejection(RejectionKind.NO_DEVICE, text, hopeless=True)
-        rules = _rules(claim, wishes, snapshot.mig_cards)
-        if isinstance(rules, Rejection):
-            return rules
-        wanted, unsupported = self._wanted(claim, wishes, snapshot.mig_cards)
-        found = place_instances(snapshot.mig_cards, wanted, rules, budget)
+        relations = _relations(claim, planned, snapshot.mig_cards)
+        if isinstance(relations, Rejection):
+            return relations
+        wanted, unsupported = self._wanted(claim, planned, snapshot.mig_cards)
+        found = place_instances(snapshot.mig_cards, wanted, relations, budget)
         if found.devices is not None:
             return found.devices
         if unsupported is not None:
@@ -159,10 +159,10 @@ class InstanceDecider:
         if not found.proven:
             text = "no MIG instances were found that exist together, but not all combinations were examined"
             return Rejection(RejectionKind.NOT_PROVEN, text, proven=False)
-        return _rejection(claim, wishes, wanted, snapshot.mig_cards)
+        return _rejection(claim, planned, wanted, snapshot.mig_cards)
 
     def _wanted(
-        self, claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]
+        self, claim: Claim, planned: Sequence[_PlannedResult], cards: Sequence[MigCardState]
     ) -> tuple[list[WantedInstance], Unsupported | None]:
         """Return the instances that each result may get: kube-scheduler's own choice, and those like it.
 
@@ -177,64 +177,64 @@ class InstanceDecider:
         selected: dict[tuple[str, str | None], frozenset[MigDevice] | Unsupported] = {}
         wanted: list[WantedInstance] = []
         unsupported: Unsupported | None = None
-        for wish in wishes:
-            if wish.kind not in selected:
-                selected[wish.kind] = self._selected(claim, wish, offers, patience)
-            found = selected[wish.kind]
-            allowed = frozenset(offer.device for offer in offers if offer.device == wish.chosen)
+        for result in planned:
+            if result.kind not in selected:
+                selected[result.kind] = self._selected(claim, result, offers, patience)
+            found = selected[result.kind]
+            allowed = frozenset(offer.device for offer in offers if offer.device == result.chosen)
             if not isinstance(found, Unsupported):
                 allowed |= found
-            elif wish.chosen is None:
+            elif result.chosen is None:
                 unsupported = found
-            wanted.append(WantedInstance(wish.request, allowed))
+            wanted.append(WantedInstance(result.request, allowed))
         return wanted, unsupported
 
     def _selected(
-        self, claim: Claim, wish: _Wish, offers: Sequence[MigOffer], patience: Patience
+        self, claim: Claim, result: _PlannedResult, offers: Sequence[MigOffer], patience: Patience
     ) -> frozenset[MigDevice] | Unsupported:
         """Return the instances like a result that its selectors allow, or why mgpu does not know them."""
-        request = claim.request(wish.request)
+        request = claim.request(result.request)
         of_class = self._class_selectors(request.device_class) if request is not None else None
         if request is None or of_class is None:
             return Unsupported("its DeviceClass is not known to mgpu (yet)")
-        like = [offer for offer in offers if _is_like(offer, wish, request)]
+        like = [offer for offer in offers if _is_like(offer, result, request)]
         excluded = self._selectors.excluded_instances((*of_class, *request.selectors), like, patience)
         if isinstance(excluded, Unsupported):
             return excluded
         return frozenset(offer.device for offer in like if offer.device not in excluded)
 
 
-def _is_like(offer: MigOffer, wish: _Wish, request: DeviceRequest) -> bool:
+def _is_like(offer: MigOffer, result: _PlannedResult, request: DeviceRequest) -> bool:
     """Return whether an instance has the chosen profile, and the amounts that the request states."""
-    if wish.chosen is not None and offer.instance.profile != wish.chosen.instance.profile:
+    if result.chosen is not None and offer.instance.profile != result.chosen.instance.profile:
         return False
     return offer.core >= (request.core or 0) and offer.memory >= (request.memory or 0)
 
 
-def _rules(
-    claim: Claim, wishes: Sequence[_Wish], cards: Sequence[MigCardState]
-) -> tuple[InstanceRule, ...] | Rejection:
-    """Return the constraints between the instances of the claim."""
+def _relations(
+    claim: Claim, planned: Sequence[_PlannedResult], cards: Sequence[MigCardState]
+) -> tuple[InstanceRelation, ...] | Rejection:
+    """Return the relations between the instances of the claim, or why mgpu does not support them."""
     found = {
         offer.device: {f"{DRIVER}/{name}": value for name, value in mig_attributes(offer).items()}
         for state in (cards if claim.constraints else ())
         for offer in offers_of(state.card)
     }
-    rules = []
+    relations = []
     for constraint in claim.constraints:
-        concerned = frozenset(at for at, wish in enumerate(wishes) if constraint.concerns(wish.request))
+        concerned = frozenset(at for at, result in enumerate(planned) if constraint.concerns(result.request))
         if concerned and any(constraint.concerns(result.request) for result in _shares(claim)):
             # The cards and the instances are searched one after the other.
             text = f"mgpu does not support the constraint on {constraint.attribute} between cards and MIG instances"
             return Rejection(RejectionKind.CONSTRAINT, text, hopeless=True)
 
         def value(device: MigDevice, attribute: str = constraint.attribute) -> Hashable:
-            # In Python True == 1.
+            # With its type, because in Python True == 1.
             value = found.get(device, {}).get(attribute)
             return None if value is None else (type(value).__name__, value)
 
-        rules.append(InstanceRule(concerned, value, constraint.distinct))
-    return tuple(rules)
+        relations.append(InstanceRelation(concerned, value, constraint.distinct))
+    return tuple(relations)
 
 
 def _shares(claim: Claim) -> Iterator[Result]:
@@ -242,22 +242,22 @@ def _shares(claim: Claim) -> Iterator[Result]:
 
 
 def _rejection(
-    claim: Claim, wishes: Sequence[_Wish], wanted: Sequence[WantedInstance], cards: Sequence[MigCardState]
+    claim: Claim, planned: Sequence[_PlannedResult], wanted: Sequence[WantedInstance], cards: Sequence[MigCardState]
 ) -> Rejection:
     """Return why there are no instances: the first result that gets none even alone, or that they do not fit together.
 
     Evicting pods cannot help, because pods with claims are not evicted.
     """
-    for wish, one in zip(wishes, wanted, strict=True):
+    for result, one in zip(planned, wanted, strict=True):
         if any(MigDevice(state.card.index, i) in one.allowed for state in cards for i in state.possible()):
             continue
-        refusals = tuple(_refusal(claim, wish, one, state) for state in cards)
+        refusals = tuple(_refusal(claim, result, one, state) for state in cards)
         return Rejection(RejectionKind.SLICES, "", refusals, hopeless=True)
     text = f"each of the {len(wanted)} requested MIG instances is available alone, but not all of them together"
     return Rejection(RejectionKind.NOT_TOGETHER, text, hopeless=True)
 
 
-def _refusal(claim: Claim, wish: _Wish, one: WantedInstance, state: MigCardState) -> CardRefusal:
+def _refusal(claim: Claim, result: _PlannedResult, one: WantedInstance, state: MigCardState) -> CardRefusal:
     index = state.card.index
     if not state.card.healthy:
         return CardRefusal(index, RejectionKind.UNHEALTHY, "unhealthy")
@@ -270,7 +270,7 @@ def _refusal(claim: Claim, wish: _Wish, one: WantedInstance, state: MigCardState
         return CardRefusal(index, RejectionKind.CONSTRAINT, limited)
     profiles = {device.instance.profile for device in one.allowed if device.card == index}
     if not profiles:
-        name = f"no {wish.chosen.instance.profile}" if wish.chosen is not None else "no instance"
+        name = f"no {result.chosen.instance.profile}" if result.chosen is not None else "no instance"
         return CardRefusal(index, RejectionKind.CONSTRAINT, f"{name} that its selectors allow")
     starts: dict[str, list[int]] = {}
     for start, profile in sorted(state.used):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mgpu.model.mig import Instance
-from mgpu.model.mig_devices import MigCardState, MigDevice, MigOffer, offers_of
+from mgpu.model.mig_devices import MigCardState, MigDevice, offers_of
 from scheduler.engine.effort import Budget, Exhausted, full_budget
 
 _STEPS_PER_CARD = 30
@@ -31,8 +31,8 @@ class WantedInstance:
     """One allocation result that gets a MIG instance.
 
     Attributes:
-        request: the name of its request.
-        allowed: the instances that it may get, of any profile.
+        request: The name of its request.
+        allowed: The instances that it may get, of any profile.
     """
 
     request: str
@@ -40,13 +40,13 @@ class WantedInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceRule:
+class InstanceRelation:
     """A constraint between the instances of a claim.
 
     Attributes:
-        concerned: the positions of the results that it concerns.
-        value: a function that returns the value of an instance that is compared; None for no value.
-        distinct: whether the values must be different and not equal.
+        concerned: The positions of the results that it concerns.
+        value: A function that returns the value of an instance that is compared; None for no value.
+        distinct: Whether the values must be different and not equal.
     """
 
     concerned: frozenset[int]
@@ -69,8 +69,8 @@ class InstancePlacement:
     """The outcome of the search.
 
     Attributes:
-        devices: the instance of each result in the order of the results; None if no combination was found.
-        proven: whether it is proven that there is none.
+        devices: The instance of each result in the order of the results; None if no combination was found.
+        proven: Whether it is proven that there is none.
     """
 
     devices: tuple[MigDevice, ...] | None
@@ -82,13 +82,14 @@ class _Search:
     """A search in progress.
 
     Attributes:
-        order: the positions of the results in the order in which they get instances.
-        kinds: for each result, a number that is equal for results that may get the same instances by the same rules.
-        failed: the sets of instances with which the remaining results have no places.
+        order: The positions of the results in the order in which they get instances.
+        kinds: For each result, a number that is equal for results that may get the same instances by the same
+            relations.
+        failed: The sets of instances with which the remaining results have no places.
     """
 
     wanted: Sequence[WantedInstance]
-    rules: Sequence[InstanceRule]
+    relations: Sequence[InstanceRelation]
     order: Sequence[int]
     kinds: Sequence[int]
     budget: Budget
@@ -106,7 +107,7 @@ class _Search:
         self.budget.take(_STEPS_PER_CARD * len(states))
         position = self.order[depth]
         for device in _best_first(states, self.wanted[position].allowed):
-            if not all(rule.allows(chosen, position, device) for rule in self.rules):
+            if not all(relation.allows(chosen, position, device) for relation in self.relations):
                 continue
             changed = {**states, device.card: states[device.card].with_instance(device.instance)}
             found = self.solve(depth + 1, changed, {**chosen, position: device})
@@ -119,7 +120,7 @@ class _Search:
 def place_instances(
     cards: Sequence[MigCardState],
     wanted: Sequence[WantedInstance],
-    rules: Sequence[InstanceRule] = (),
+    relations: Sequence[InstanceRelation] = (),
     budget: Budget | None = None,
 ) -> InstancePlacement:
     """Return an instance for each result, or that there is no combination.
@@ -132,8 +133,8 @@ def place_instances(
     sizes = {offer.device: offer.profile.size for state in cards for offer in offers_of(state.card)}
     smallest = [min((sizes.get(device, 0) for device in one.allowed), default=0) for one in wanted]
     order = sorted(range(len(wanted)), key=lambda at: (-smallest[at], len(wanted[at].allowed), at))
-    kinds = [(one.allowed, tuple(at in rule.concerned for rule in rules)) for at, one in enumerate(wanted)]
-    search = _Search(wanted, rules, order, [kinds.index(kind) for kind in kinds], budget or full_budget())
+    kinds = [(one.allowed, tuple(at in relation.concerned for relation in relations)) for at, one in enumerate(wanted)]
+    search = _Search(wanted, relations, order, [kinds.index(kind) for kind in kinds], budget or full_budget())
     try:
         found = search.solve(0, states, {})
     except Exhausted:
@@ -160,12 +161,6 @@ def cost_of(cards: Sequence[MigCardState], devices: Sequence[MigDevice]) -> int:
     for device in devices:
         after[device.card] = after[device.card].with_instance(device.instance)
     return sum(len(state.possible()) - len(after[state.card.index].possible()) for state in cards)
-
-
-def possible_offers(state: MigCardState) -> tuple[MigOffer, ...]:
-    """Return the instances that can be created on a card beside those in use."""
-    possible = frozenset(state.possible())
-    return tuple(offer for offer in offers_of(state.card) if offer.instance in possible)
 
 
 def _best_first(states: Mapping[int, MigCardState], allowed: frozenset[MigDevice]) -> list[MigDevice]:

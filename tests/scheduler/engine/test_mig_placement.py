@@ -10,7 +10,7 @@ from mgpu.model.cards import Card
 from mgpu.model.mig import Instance, invalid_reason, layout_of, possible_instances
 from mgpu.model.mig_devices import MigCardState, MigDevice, offers_of
 from scheduler.engine.effort import Budget, Effort
-from scheduler.engine.mig_placement import InstanceRule, WantedInstance, fit_together, place_instances
+from scheduler.engine.mig_placement import InstanceRelation, WantedInstance, fit_together, place_instances
 from tests.examples import examples
 
 GIB = 1 << 30
@@ -69,14 +69,14 @@ def test_many_equal_instances_that_do_not_fit_are_rejected_soon() -> None:
     assert (found.devices, found.proven) == (None, True)
 
 
-def test_rules_keep_instances_on_one_card_or_on_different_ones() -> None:
+def test_relations_keep_instances_on_one_card_or_on_different_ones() -> None:
     cards = [state(0, Instance(4, "3g.40gb")), state(1)]
     both = frozenset({0, 1})
-    same = InstanceRule(both, lambda device: device.card)
+    same = InstanceRelation(both, lambda device: device.card)
     found = place_instances(cards, wanted(cards, "3g.40gb", "3g.40gb"), [same])
     assert found.devices is not None
     assert {device.card for device in found.devices} == {1}
-    different = InstanceRule(both, lambda device: device.card, distinct=True)
+    different = InstanceRelation(both, lambda device: device.card, distinct=True)
     found = place_instances(cards, wanted(cards, "3g.40gb", "3g.40gb"), [different])
     assert found.devices is not None
     assert {device.card for device in found.devices} == {0, 1}
