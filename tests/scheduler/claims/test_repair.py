@@ -159,7 +159,11 @@ class TestMove:
         assert replica.api.version == writes
 
     def test_other_claims_of_the_node_wait_until_a_move_is_observed(self, replica: Replica) -> None:
-        """Otherwise both would move, or the first one would be reported although it has its card alone."""
+        """Otherwise both would move, or the first one would be reported although it has its card alone.
+
+        With the webhook, the moved claim holds only its new cards as soon as they are written.
+        """
+        replica.api.admit_claim = None
         put(replica, on("card-0"), on("card-0", "d", created=2))
         replica.claim_repair.work()
         replica.claim_repair.work()
