@@ -35,11 +35,17 @@ class Blobs:
         self.folder = folder
 
     def add(self, content: bytes) -> str:
+        """Store a blob, and return its digest, which begins with `sha256:`."""
         digest = hashlib.sha256(content).hexdigest()
         (self.folder / digest).write_bytes(content)
         return f"sha256:{digest}"
 
     def add_json(self, kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Store a document, and return the descriptor that refers to it.
+
+        Args:
+            kind: the part of its media type after `application/vnd.oci.image`, such as `manifest`.
+        """
         content = json.dumps(value, sort_keys=True).encode()
         return {"mediaType": f"{_OCI}.{kind}.v1+json", "digest": self.add(content), "size": len(content)}
 
@@ -54,6 +60,9 @@ class Base:
         config: its configuration, as the OCI image specification defines it.
         layers: the descriptors of its layers.
         digest: the digest of its manifest, or of the tar file.
+
+    Raises:
+        SystemExit: a blob of the layout has other bytes than its digest says.
     """
 
     def __init__(self, path: Path, blobs: Blobs) -> None:
@@ -89,10 +98,12 @@ def _read_blob(layout: Path, digest: str) -> bytes:
 
 
 def describe(layer: Layer) -> dict[str, Any]:
+    """Return the descriptor that refers to a layer."""
     return {"mediaType": f"{_OCI}.layer.v1.tar+gzip", "digest": f"sha256:{layer.digest}", "size": layer.size}
 
 
 def check_base(base: Base, blobs: Blobs, interpreter: str) -> None:
+    """Raise SystemExit if the base image has no Python at this path, or no C++ runtime library."""
     names: set[str] = set()
     for layer in base.layers:
         with tarfile.open(blobs.path(layer["digest"])) as tar:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from image.contents import PACKAGES, PROJECT_FILES, UNUSED_LIBRARIES, is_left_out
+from image.layers import epoch
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path("opt/mgpu")
@@ -60,15 +61,16 @@ def make_mgpu(layer: Path, commit: str) -> None:
     """
     folder = layer / PLACE
     _make_environment(folder)
-    own = set(folder.rglob("*"))
+    # The links to Python and pyvenv.cfg are in the layer of the libraries, and nobody needs the activation scripts.
+    of_venv = set(folder.rglob("*"))
     with tempfile.TemporaryDirectory() as temporary:
         _install(folder, "--no-deps", str(_build_wheel(Path(temporary), commit)))
-    for path in own:
+    for path in of_venv:
         if path.is_symlink() or not path.is_dir():
             path.unlink()
     for path in (folder / "bin").iterdir():
         path.write_text(_START.sub(f"#!/{PLACE}/bin/python\n", path.read_text()))
-    _finish(layer, int(os.environ.get("SOURCE_DATE_EPOCH", "0")))
+    _finish(layer, epoch())
 
 
 def _build_wheel(folder: Path, commit: str) -> Path:
@@ -86,7 +88,7 @@ def _build_wheel(folder: Path, commit: str) -> Path:
 
 
 def find_commit() -> str:
-    """Return the commit of this checkout, or what the variable tells if this is none."""
+    """Return the commit of this checkout; without one, what the variable MGPU_COMMIT says, or `unknown`."""
     from mgpu.commit import VARIABLE, read_commit  # Only now: the Dockerfile copies mgpu after the libraries are there.
 
     return read_commit(ROOT) or os.environ.get(VARIABLE) or "unknown"
@@ -113,7 +115,11 @@ def _pip(folder: Path, command: str, *arguments: str) -> None:
 
 
 def _finish(layer: Path, seconds: int) -> None:
-    """Remove what differs between builds or is of no use, compile to bytecode, and set all times."""
+    """Remove what differs between builds or is of no use, compile to bytecode, and set all modes and times.
+
+    Args:
+        seconds: the time of all files, since 1970.
+    """
     folder = layer / PLACE
     packages = _packages(folder)
     for path in packages.glob("*.dist-info/direct_url.json"):

@@ -28,6 +28,7 @@ class Layer:
     Attributes:
         digest: the SHA-256 of the compressed bytes.
         diff_id: the SHA-256 of the uncompressed bytes.
+        size: the number of the compressed bytes.
     """
 
     digest: str
@@ -36,7 +37,7 @@ class Layer:
 
 
 def epoch() -> int:
-    """Return the time of the commit, in seconds since 1970."""
+    """Return SOURCE_DATE_EPOCH in seconds since 1970, which the callers set to the time of the commit; 0 without it."""
     return int(os.environ.get("SOURCE_DATE_EPOCH", "0"))
 
 
@@ -63,7 +64,7 @@ def pack(folder: Path, blobs: Path, seconds: int) -> Layer:
 
 
 def compress(plain: IO[bytes], blobs: Path) -> Layer:
-    """Write the layer with the bytes of a tar file into the folder `blobs`."""
+    """Write the layer with the bytes of a tar file, which is not compressed, into the folder `blobs`."""
     temporary = blobs / "layer"
     diff_id = hashlib.sha256()
     with temporary.open("wb") as file, gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
@@ -77,6 +78,7 @@ def compress(plain: IO[bytes], blobs: Path) -> Layer:
 
 
 def check_size(layers: Sequence[Layer]) -> None:
+    """Print the compressed size of the layers. Raises SystemExit if they have more than `MOST_BYTES` together."""
     size = sum(layer.size for layer in layers)
     print(f"mgpu's layers: {size / 1e6:.1f} MB compressed ({' + '.join(f'{one.size / 1e6:.1f}' for one in layers)})")
     if size > MOST_BYTES:

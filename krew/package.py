@@ -25,7 +25,7 @@ EXAMPLE = "https://downloads.example/mgpu"
 
 
 def make_archive(wheel: Path, seconds: int) -> bytes:
-    """Return a tar file, compressed by gzip.
+    """Return the archive, a tar file that is compressed by gzip.
 
     Args:
         seconds: the time of all files, since 1970.
@@ -36,9 +36,9 @@ def make_archive(wheel: Path, seconds: int) -> bytes:
         "requirements.txt": (ROOT / "requirements/runtime.txt", 0o644),
         wheel.name: (wheel, 0o644),
     }
-    found = io.BytesIO()
+    written = io.BytesIO()
     with (
-        gzip.GzipFile("", "wb", mtime=seconds, fileobj=found) as packed,
+        gzip.GzipFile("", "wb", mtime=seconds, fileobj=written) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
         for name, (path, mode) in sorted(contents.items()):
@@ -48,7 +48,7 @@ def make_archive(wheel: Path, seconds: int) -> bytes:
             entry.mode = mode
             entry.mtime = seconds
             archive.addfile(entry, io.BytesIO(data))
-    return found.getvalue()
+    return written.getvalue()
 
 
 def fill_manifest(text: str, version: str, uri: str, checksum: str) -> str:
@@ -96,6 +96,9 @@ def package(folder: Path, uri: str, wheel: Path) -> Path:
 
     Args:
         uri: the address of the folder from which users will download the archive.
+
+    Raises:
+        SystemExit: the wheel has another version than pyproject.toml.
     """
     version = str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
     if not wheel.name.startswith(f"mgpu-{version}-"):

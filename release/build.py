@@ -32,6 +32,10 @@ def build(folder: Path, uri: str) -> list[Path]:
 
     Args:
         uri: the address from which users will download the files.
+
+    Raises:
+        SystemExit: Helm is missing, or the wheel has another version than pyproject.toml.
+        CalledProcessError: a program that builds a file has failed.
     """
     folder.mkdir(parents=True)
     os.environ["SOURCE_DATE_EPOCH"] = str(commit_time())
@@ -56,17 +60,21 @@ def _package_chart(folder: Path) -> None:
 
 
 def _with_times(packed: Path, seconds: int) -> bytes:
-    """Return a compressed tar file with other times. Helm stores the time at which it runs."""
-    found = io.BytesIO()
+    """Return a compressed tar file with this time for all files. Helm stores the time at which it runs.
+
+    Args:
+        seconds: since 1970.
+    """
+    changed = io.BytesIO()
     with (
         tarfile.open(packed) as source,
-        gzip.GzipFile("", "wb", mtime=seconds, fileobj=found) as compressed,
+        gzip.GzipFile("", "wb", mtime=seconds, fileobj=changed) as compressed,
         tarfile.open(fileobj=compressed, mode="w") as target,
     ):
         for member in source:
             member.mtime = seconds
             target.addfile(member, source.extractfile(member))
-    return found.getvalue()
+    return changed.getvalue()
 
 
 def _checksum(path: Path) -> str:

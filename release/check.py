@@ -23,7 +23,8 @@ VERSIONS: Mapping[str, str] = {
     "krew/mgpu.yaml": r"^  version: v(.*)$",
 }
 """The files that name the version besides pyproject.toml, each with a pattern that finds it."""
-_RELEASE = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-rc\.[1-9]\d*)?")
+_RELEASE = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)")
+"""Without pre-releases: a wheel has the version 1.0.0rc1 where Helm and Krew need 1.0.0-rc.1."""
 _HEADING = re.compile(r"^## \[(.+?)\](?: - (.+))?$", re.MULTILINE)
 
 
@@ -83,6 +84,7 @@ def git_problems(version: str, status: str, head: str, tagged: str) -> Iterator[
 
 
 def problems() -> list[str]:
+    """Return a message for each reason why this checkout cannot be released."""
     version = version_of((ROOT / "pyproject.toml").read_text())
     files = {path: (ROOT / path).read_text() for path in VERSIONS}
     return [
@@ -93,6 +95,7 @@ def problems() -> list[str]:
 
 
 def _tagged(version: str) -> str:
+    """Return the commit of the tag of this version, also if the tag is an object of its own; "" if there is none."""
     return _git(
         "for-each-ref",
         "--format=%(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end)",

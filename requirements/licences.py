@@ -88,6 +88,7 @@ def read_libraries(lock: str, python: str) -> Iterator[Library]:
 
 
 def _read_licence(name: str) -> str:
+    """Return the licence of an installed library with what its wheel bundles, as an SPDX expression; "" if unknown."""
     found = metadata(name).json
     declared = _parse(str(found.get("license_expression") or found.get("license") or ""))
     if declared is None:
@@ -98,6 +99,7 @@ def _read_licence(name: str) -> str:
 
 
 def _parse(text: str) -> LicenseExpression | None:
+    """Return an SPDX expression; None if the text is empty or is none."""
     try:
         return _SPDX.parse(text, validate=True)
     except ExpressionError:
@@ -119,6 +121,7 @@ def _allows(parsed: LicenseExpression) -> bool:
 
 
 def problems(libraries: Iterable[Library]) -> list[str]:
+    """Return a message for each library whose licence is not allowed or not known."""
     return [
         f"{one.name} {one.version}: the licence {one.licence or 'is unknown and'} is not in requirements/licences.py"
         for one in libraries
@@ -127,6 +130,7 @@ def problems(libraries: Iterable[Library]) -> list[str]:
 
 
 def table(libraries: Iterable[Library]) -> str:
+    """Return a table in Markdown with the version and the licence of each library."""
     rows = [f"| {one.name} | {one.version} | {one.licence} |" for one in libraries]
     return "\n".join(["| library | version | licence |", "|---|---|---|", *rows]) + "\n"
 

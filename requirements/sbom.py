@@ -5,7 +5,6 @@ image are not in it; scanners read those from the image.
 """
 
 import argparse
-import os
 import re
 import sys
 import tomllib
@@ -24,20 +23,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from image.environment import find_commit
+from image.layers import epoch
 from requirements.licences import Library, problems, read_libraries, table
 
 ROOT = Path(__file__).parents[1]
 
 
 def make_bom(libraries: Sequence[Library], version: str, commit: str) -> Bom:
-    """Return the bill of materials. It depends only on the arguments and on SOURCE_DATE_EPOCH."""
+    """Return the bill of materials. It depends only on the arguments, pyproject.toml and SOURCE_DATE_EPOCH."""
     own = Component(
         name="mgpu", version=version, type=ComponentType.APPLICATION, bom_ref="mgpu", description=f"commit {commit}"
     )
     components = {one.name: _component(one) for one in libraries}
     bom = Bom(components=components.values(), serial_number=uuid5(NAMESPACE_URL, f"mgpu {version} {commit}"))
     bom.metadata.component = own
-    bom.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)
+    bom.metadata.timestamp = datetime.fromtimestamp(epoch(), UTC)
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     direct = {canonicalize_name(Requirement(text).name) for text in needed}
     bom.register_dependency(own, [component for name, component in components.items() if name in direct])

@@ -27,7 +27,7 @@ def test_a_file_without_a_version_is_reported() -> None:
     assert list(version_problems(VERSION, {**FILES, "krew/mgpu.yaml": ""})) == ["krew/mgpu.yaml: names no version"]
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.0.0.dev1", "01.0.0", "v1.0.0", ""])
+@pytest.mark.parametrize("version", ["1.0", "1.0.0.dev1", "1.0.0-rc.1", "01.0.0", "v1.0.0", ""])
 def test_only_semantic_versions_are_released(version: str) -> None:
     files = {path: text.replace(VERSION, version) for path, text in FILES.items()}
     assert f"pyproject.toml: version {version!r} is not MAJOR.MINOR.PATCH" in list(version_problems(version, files))
