@@ -30,6 +30,7 @@ from scheduler import metrics
 from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import WaitingPod
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_selectors import Patience
 from scheduler.decisions.effort_budgets import EffortExceeded
 from scheduler.decisions.open_claims import sets_of_alternatives
 
@@ -47,6 +48,9 @@ _MOST_PODS = 50
 """The most pods that one round examines."""
 _ROUND_WORK = 0.3
 """The seconds of CPU time after which a round examines no more pods. Other threads need the time, too."""
+_NODE_WORK = 0.1
+"""The seconds of CPU time after which no more claims and alternatives of a pod are examined on one node. A pod that
+needs longer counts as one that does not fit there."""
 _POD_WORK = 0.1
 """The seconds of CPU time after which a round examines no more nodes for a pod."""
 
@@ -158,7 +162,9 @@ class ClaimWaker:
         nodes = [node for node in self._state.nodes_for_claims() if node not in self._without_slice]
         end = self._cpu_clock() + _POD_WORK
         for node in nodes[bisect_right(nodes, attempts.last_node) :] if open_claims else ():
-            if all(self._fits(claim, node) for claim in open_claims):
+            until = self._cpu_clock() + _NODE_WORK
+            patience = Patience(_NODE_WORK)
+            if all(self._fits(claim, node, until, patience) for claim in open_claims):
                 return node
             if self._cpu_clock() > end:
                 self._attempts[pod.uid] = replace(attempts, due=now, rejected_at=-1, last_node=node)
@@ -168,13 +174,15 @@ class ClaimWaker:
         self._attempts[pod.uid] = rejected
         return None
 
-    def _fits(self, claim: Claim, node: str) -> bool:
+    def _fits(self, claim: Claim, node: str, until: float, patience: Patience) -> bool:
         snapshot = self._state.node_snapshot(node, claim.uid)
         if snapshot.node is None or self._state.agent_problem(node) is not None:
             return False
         for names in sets_of_alternatives(request for request in claim.requests if not request.admin):
+            if self._cpu_clock() > until:
+                return False
             try:
-                if self._decider.assess(claim, names, snapshot) is None:
+                if self._decider.assess(claim, names, snapshot, patience) is None:
                     return True
             except EffortExceeded:
                 continue  # The pod is examined again. It must not keep the others from being examined.

@@ -178,24 +178,35 @@ class ClaimDecider:
         snapshot: NodeSnapshot,
         *,
         gone: CallerGone = never,
+        patience: Patience | None = None,
     ) -> Placement | Rejection:
-        """Return the cards that the claim would get on the node of a snapshot, or why it fits on none."""
+        """Return the cards that the claim would get on the node of a snapshot, or why it fits on none.
+
+        Args:
+            patience: The time that is left for the claim's selectors.
+        """
         if sum(container.cards for container in (*request.containers, *request.others)) > MAX_RESULTS:
             return _final(RejectionKind.MALFORMED, f"the claim requests more than {MAX_RESULTS} devices")
         instances: Placement | Rejection = Placement(())
         if request.others:
             instances = self._search_instances(
-                claim, request, lambda budget: self._instances.place(claim, request, snapshot, budget), gone
+                claim, request, lambda budget: self._instances.place(claim, request, snapshot, budget, patience), gone
             )
         if isinstance(instances, Rejection) or not request.containers:
             return instances
-        cards = self._search(claim, request, snapshot, self.exclusions(claim, request, snapshot.cards), gone)
+        excluded = self.exclusions(claim, request, snapshot.cards, patience)
+        cards = self._search(claim, request, snapshot, excluded, gone)
         return cards if isinstance(cards, Rejection) else replace(cards, others=instances.others)
 
-    def assess(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> Rejection | None:
+    def assess(
+        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, patience: Patience | None = None
+    ) -> Rejection | None:
         """Return why these requests of a claim without an allocation do not fit on a node, or None if they fit.
 
         Requests for devices of other drivers are ignored, unless all of them are.
+
+        Args:
+            patience: The time that is left for the claim's selectors, if a caller assesses it several times.
         """
         requests = [request for request in claim.requests if request.name in names]
         of_cards = {one.name for one in requests if self.is_ours(one)}
@@ -203,22 +214,26 @@ class ClaimDecider:
         request = requests_before_allocation(claim, of_cards)
         if not request.containers and not of_instances:
             return _final(RejectionKind.NO_DEVICE, "the claim requests no devices of mgpu's driver")
-        rejection = self._assess_cards(claim, request, snapshot) if request.containers else None
+        rejection = self._assess_cards(claim, request, snapshot, patience) if request.containers else None
         if rejection is not None or not of_instances:
             return rejection
         return self._search_instances(
-            claim, request, lambda budget: self._instances.assess(claim, of_instances, snapshot, budget)
+            claim, request, lambda budget: self._instances.assess(claim, of_instances, snapshot, budget, patience)
         )
 
-    def _assess_cards(self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot) -> Rejection | None:
+    def _assess_cards(
+        self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot, patience: Patience | None
+    ) -> Rejection | None:
         """Return why the cards of the node do not suffice for this request of a claim, or None.
 
         kube-scheduler never chooses a card twice for one request, so a placement that does is a rejection.
         """
-        found = self.place(claim, request, snapshot)
+        found = self.place(claim, request, snapshot, patience=patience)
         return repeats_rejection(found) if isinstance(found, Placement) else found
 
-    def cost_of_instances(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot) -> int:
+    def cost_of_instances(
+        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, patience: Patience | None = None
+    ) -> int:
         """Return how many MIG instances can no longer be created on a node once these requests have theirs.
 
         0 if they do not fit. Raises EffortExceeded.
@@ -226,7 +241,7 @@ class ClaimDecider:
         chosen = {one.name for one in claim.requests if one.name in names and self.is_for_instances(one)}
         request = requests_before_allocation(claim, ())
         return self._search_instances(
-            claim, request, lambda budget: self._instances.cost(claim, chosen, snapshot, budget)
+            claim, request, lambda budget: self._instances.cost(claim, chosen, snapshot, budget, patience)
         )
 
     def _search_instances(
@@ -275,7 +290,9 @@ class ClaimDecider:
         self._samples = self._clock(), samples
         return samples
 
-    def exclusions(self, claim: Claim, request: GpuRequest, cards: Sequence[CardState]) -> Excluded:
+    def exclusions(
+        self, claim: Claim, request: GpuRequest, cards: Sequence[CardState], patience: Patience | None = None
+    ) -> Excluded:
         """Return which cards the selectors of these requests of the claim and of their DeviceClasses exclude.
 
         kube-scheduler has evaluated the selectors for the cards that it has chosen, so these are never excluded. If
@@ -283,7 +300,7 @@ class ClaimDecider:
         """
         gpus = [state.card for state in states_of_type(cards)]
         found: dict[str, Mapping[int, str]] = {}
-        patience = Patience()
+        patience = patience or Patience()
         for name in dict.fromkeys(container.container for container in request.containers):
             own = {card_index(result.device) for result in claim.results if result.request == name} - {None}
             excluded = self._excluded(claim, name, gpus, patience)

@@ -8,8 +8,11 @@ none is left for a large instance. `Extender` asks this module after the filter 
 A node is the better, the fewer instances can no longer be created there once the pod has its own. That is the measure
 by which `engine.mig_placement` chooses among the cards of a node.
 
-A search on a node takes some milliseconds, and a call may name thousands of nodes. So a call examines nodes for a
-limited time. The others pass, with 0 points: kube-scheduler is right about most of them, and the admission decides.
+A search on a node takes some milliseconds, and a call may name thousands of nodes. Users choose how many claims a pod
+has, how many alternatives these have, and how long their selectors take: 32 claims with 32 requests of eight
+alternatives took a minute for a single node, while kube-scheduler waits and schedules no pod at all. So a call examines
+nodes for a limited time, which all claims, alternatives and selectors share. A node that is not examined completely
+passes, with 0 points: kube-scheduler is right about most of them, and the admission decides.
 """
 
 import time
@@ -21,12 +24,30 @@ from scheduler.cluster.cache import ClusterCache
 from scheduler.cluster.claim_pods import claim_names
 from scheduler.cluster.node_snapshots import NodeSnapshot
 from scheduler.decisions.claim_decider import ClaimDecider
+from scheduler.decisions.claim_selectors import Patience
 from scheduler.decisions.effort_budgets import EffortExceeded
 from scheduler.decisions.open_claims import sets_of_alternatives
 from scheduler.engine.node_fit import HIGHEST
 
 _CALL_SECONDS = 0.1
-"""The CPU time after which a call examines no more nodes."""
+"""The CPU time after which a call examines nothing more. It is exceeded by at most one search."""
+
+
+class _Effort:
+    """The time of one call.
+
+    Attributes:
+        patience: The time that is left for selectors.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], float]) -> None:
+        self._cpu_clock = cpu_clock
+        self._end = cpu_clock() + _CALL_SECONDS
+        self.patience = Patience(_CALL_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        return self._cpu_clock() > self._end
 
 
 class InstanceFilter:
@@ -51,7 +72,8 @@ class InstanceFilter:
         return tuple(claim for claim in claims if claim is not None and not claim.allocated and self._concerns(claim))
 
     def _concerns(self, claim: Claim) -> bool:
-        return any(self._decider.is_for_instances(request) for request in claim.requests)
+        by_class = {request.device_class: request for request in claim.requests if not request.admin}
+        return any(self._decider.is_for_instances(request) for request in by_class.values())
 
     def rejections(self, claims: Sequence[Claim], names: Sequence[str]) -> dict[str, Rejection]:
         """Return which of these nodes have no instances for one of the claims, each with the reason."""
@@ -73,18 +95,20 @@ class InstanceFilter:
 
     def _answers(self, claims: Sequence[Claim], names: Sequence[str]) -> Iterator[tuple[str, Rejection | int]]:
         """Yield for each node what the claims cost there, or why one of them does not fit, until the time is over."""
-        end = self._cpu_clock() + _CALL_SECONDS
+        effort = _Effort(self._cpu_clock)
         for name in names:
-            if self._cpu_clock() > end:
-                return
-            found = [self._answer(claim, self._state.node_snapshot(name, claim.uid)) for claim in claims]
+            found: list[Rejection | int | None] = []
+            for claim in claims:
+                if effort.is_over:
+                    return
+                found.append(self._answer(claim, self._state.node_snapshot(name, claim.uid), effort))
             rejection = next((one for one in found if isinstance(one, Rejection)), None)
             if rejection is not None:
                 yield name, rejection
             elif None not in found:
                 yield name, sum(one for one in found if isinstance(one, int))
 
-    def _answer(self, claim: Claim, snapshot: NodeSnapshot) -> Rejection | int | None:
+    def _answer(self, claim: Claim, snapshot: NodeSnapshot, effort: _Effort) -> Rejection | int | None:
         """Return what a claim costs on a node, or why it does not fit; None if that was not found out.
 
         The first alternative that fits counts, as for kube-scheduler.
@@ -93,10 +117,12 @@ class InstanceFilter:
         if snapshot.node is None:
             return None
         for names in sets_of_alternatives(request for request in claim.requests if not request.admin):
+            if effort.is_over:
+                return None
             try:
-                rejection = self._decider.assess(claim, names, snapshot)
+                rejection = self._decider.assess(claim, names, snapshot, effort.patience)
                 if rejection is None:
-                    return self._decider.cost_of_instances(claim, names, snapshot)
+                    return self._decider.cost_of_instances(claim, names, snapshot, effort.patience)
             except EffortExceeded:
                 return None
             if not rejection.proven:

@@ -88,17 +88,23 @@ class InstanceDecider:
         return samples
 
     def place(
-        self, claim: Claim, request: GpuRequest, snapshot: NodeSnapshot, budget: Budget | None = None
+        self,
+        claim: Claim,
+        request: GpuRequest,
+        snapshot: NodeSnapshot,
+        budget: Budget | None = None,
+        patience: Patience | None = None,
     ) -> Placement | Rejection:
         """Return the instances of the results of an allocated claim, in `Placement.others`, or why it gets none.
 
         Args:
             request: The result of `gpu_request` for the claim.
             budget: The effort that the search may take (`place_instances`).
+            patience: The time that is left for the claim's selectors.
         """
         results = [result for result in claim.results if result.mig_device is not None and not result.admin]
         planned = [_PlannedResult(result.request, result.mig_device) for result in results]
-        devices = self._devices(claim, planned, snapshot, budget)
+        devices = self._devices(claim, planned, snapshot, budget, patience)
         if isinstance(devices, Rejection):
             return devices
         rows = []
@@ -109,22 +115,39 @@ class InstanceDecider:
         return Placement((), others=tuple(rows))
 
     def assess(
-        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
+        self,
+        claim: Claim,
+        names: Collection[str],
+        snapshot: NodeSnapshot,
+        budget: Budget | None = None,
+        patience: Patience | None = None,
     ) -> Rejection | None:
         """Return why the node has no instances for these requests of a claim without an allocation, or None."""
-        found = self.expected(claim, names, snapshot, budget)
+        found = self.expected(claim, names, snapshot, budget, patience)
         return found if isinstance(found, Rejection) else None
 
-    def cost(self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None) -> int:
+    def cost(
+        self,
+        claim: Claim,
+        names: Collection[str],
+        snapshot: NodeSnapshot,
+        budget: Budget | None = None,
+        patience: Patience | None = None,
+    ) -> int:
         """Return how many instances can no longer be created on the node once these requests have theirs.
 
         0 if they do not fit.
         """
-        found = self.expected(claim, names, snapshot, budget)
+        found = self.expected(claim, names, snapshot, budget, patience)
         return 0 if isinstance(found, Rejection) else cost_of(snapshot.mig_cards, [device for _, device in found])
 
     def expected(
-        self, claim: Claim, names: Collection[str], snapshot: NodeSnapshot, budget: Budget | None = None
+        self,
+        claim: Claim,
+        names: Collection[str],
+        snapshot: NodeSnapshot,
+        budget: Budget | None = None,
+        patience: Patience | None = None,
     ) -> list[tuple[str, MigDevice]] | Rejection:
         """Return the instances that these requests of a claim without an allocation would get on the node.
 
@@ -135,13 +158,18 @@ class InstanceDecider:
         if len(planned) > MAX_RESULTS:
             text = f"the claim requests more than {MAX_RESULTS} devices"
             return Rejection(RejectionKind.MALFORMED, text, hopeless=True)
-        found = self._devices(claim, planned, snapshot, budget)
+        found = self._devices(claim, planned, snapshot, budget, patience)
         if isinstance(found, Rejection):
             return found
         return [(result.request, device) for result, device in zip(planned, found, strict=True)]
 
     def _devices(
-        self, claim: Claim, planned: Sequence[_PlannedResult], snapshot: NodeSnapshot, budget: Budget | None
+        self,
+        claim: Claim,
+        planned: Sequence[_PlannedResult],
+        snapshot: NodeSnapshot,
+        budget: Budget | None,
+        patience: Patience | None,
     ) -> tuple[MigDevice, ...] | Rejection:
         if not snapshot.mig_cards:
             text = f"the node has no cards whose MIG instances claims can get (label {LABEL}={MIG_CLAIMS})"
@@ -149,7 +177,7 @@ class InstanceDecider:
         relations = _relations(claim, planned, snapshot.mig_cards)
         if isinstance(relations, Rejection):
             return relations
-        wanted, unsupported = self._wanted(claim, planned, snapshot.mig_cards)
+        wanted, unsupported = self._wanted(claim, planned, snapshot.mig_cards, patience or Patience())
         found = place_instances(snapshot.mig_cards, wanted, relations, budget)
         if found.devices is not None:
             return found.devices
@@ -162,7 +190,7 @@ class InstanceDecider:
         return _rejection(claim, planned, wanted, snapshot.mig_cards)
 
     def _wanted(
-        self, claim: Claim, planned: Sequence[_PlannedResult], cards: Sequence[MigCardState]
+        self, claim: Claim, planned: Sequence[_PlannedResult], cards: Sequence[MigCardState], patience: Patience
     ) -> tuple[list[WantedInstance], Unsupported | None]:
         """Return the instances that each result may get: kube-scheduler's own choice, and those like it.
 
@@ -173,7 +201,6 @@ class InstanceDecider:
         constraints = claim.card_constraints
         usable = (state.card for state in cards if constraints.reason_against(state.card) is None)
         offers = [offer for card in usable for offer in offers_of(card)]
-        patience = Patience()
         selected: dict[tuple[str, str | None], frozenset[MigDevice] | Unsupported] = {}
         wanted: list[WantedInstance] = []
         unsupported: Unsupported | None = None

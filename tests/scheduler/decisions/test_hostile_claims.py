@@ -13,6 +13,7 @@ from scheduler.decisions import claim_selectors, selector_functions
 from scheduler.decisions.claim_decider import ClaimDecider
 from scheduler.decisions.claim_selectors import Selectors, Unsupported
 from scheduler.decisions.effort_budgets import EffortBudgets
+from scheduler.decisions.instance_filter import InstanceFilter
 from tests import builders as b
 from tests.scheduler.claim_objects import Raw, claim, request, serving, submit, waiting_pod
 from tests.scheduler.cluster.objects import put, record
@@ -148,6 +149,56 @@ class TestMemory:
         assert [pod.converted.original for pod in replica.state.claims.converted_pods()] == [{}] * is_stored
 
 
+ALTERNATIVES = tuple(
+    {"name": f"r{i}", "firstAvailable": [request(f"x{j}")["exactly"] | {"name": f"x{j}"} for j in range(8)]}
+    for i in range(2)
+)
+"""Two requests with eight alternatives each."""
+
+
+class TestInstanceFilter:
+    """kube-scheduler schedules no other pod during a call. One for a pod of 32 claims took a minute for one node."""
+
+    @pytest.fixture
+    def replica(self) -> Replica:
+        replica = serving(*((f"n{i}", 1) for i in range(20)))
+        submit(replica.api, *(claim(f"c{i}", *ALTERNATIVES) for i in range(32)))
+        replica.deliver()
+        return replica
+
+    @pytest.mark.parametrize("names", [["n0"], [f"n{i}" for i in range(20)]])
+    def test_time_is_limited_for_claims_alternatives_and_nodes_together(
+        self, replica: Replica, names: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = 0.0
+        examined = []
+
+        def assess(*_: Any) -> Rejection:
+            nonlocal now
+            now += 0.02
+            examined.append(now)
+            return Rejection(RejectionKind.SLICES, "no room")
+
+        monkeypatch.setattr(replica.claim_decider, "assess", assess)
+        nodes = InstanceFilter(replica.state, replica.claim_decider, lambda: now)
+        claims = [found for i in range(32) if (found := replica.state.claims.named("default", f"c{i}")) is not None]
+        assert nodes.rejections(claims, names) == {}
+        assert len(claims) == 32
+        assert len(examined) <= 6
+
+    def test_time_for_selectors_is_limited_for_all_claims_together(
+        self, replica: Replica, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        patience = []
+        monkeypatch.setattr(replica.claim_decider, "assess", lambda *given: patience.append(given[-1]))
+        monkeypatch.setattr(replica.claim_decider, "cost_of_instances", lambda *_: 0)
+        found = replica.state.claims.named("default", "c0")
+        assert found is not None
+        InstanceFilter(replica.state, replica.claim_decider).scores([found] * 3, ["n0", "n1"])
+        assert len(patience) == 6
+        assert [one.left for one in {*patience}] == [0.1]
+
+
 class TestWaker:
     """Each examination takes 0.04 s here."""
 
@@ -168,9 +219,9 @@ class TestWaker:
         monkeypatch.setattr(waker, "_cpu_clock", lambda: now)
         return replica
 
-    def wait(self, replica: Replica, *pods: tuple[str, str]) -> None:
+    def wait(self, replica: Replica, *pods: tuple[str, str], requests: tuple[Raw, ...] = ()) -> None:
         for namespace, name in pods:
-            submit(replica.api, claim(name, namespace=namespace, uid=name))
+            submit(replica.api, claim(name, *requests, namespace=namespace, uid=name))
             raw = waiting_pod(name, name)
             raw["metadata"]["namespace"] = namespace
             put(replica, raw)
@@ -182,6 +233,12 @@ class TestWaker:
         replica.claim_waker.work()
         assert len(self.examined) == 9
         assert len(set(self.examined)) == 3
+
+    def test_alternatives_do_not_multiply_the_time_for_a_node(self, replica: Replica) -> None:
+        """A claim has up to 64 sets of alternatives, each of which took as long."""
+        self.wait(replica, ("a", "a"), requests=ALTERNATIVES)
+        replica.claim_waker.work()
+        assert len(self.examined) == 3
 
     def test_namespaces_take_turns(self, replica: Replica) -> None:
         self.wait(replica, *(("a", f"a{i}") for i in range(50)), ("b", "b"))
