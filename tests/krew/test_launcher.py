@@ -11,6 +11,7 @@ from krew.package import PROGRAM, ROOT
 PYTHON = '#!/bin/sh\necho "$@"\n'
 UV = f"""#!/bin/sh
 echo "uv $@" >> "$LOG"
+echo "$PWD" >> "$LOG.folders"
 echo noise
 case "$1 ${{FAIL:-}}" in
 venv*) for folder; do :; done; mkdir -p "$folder/bin"; printf '%s' '{PYTHON}' > "$folder/bin/python"
@@ -20,10 +21,11 @@ esac
 """
 PYTHON3 = f"""#!/bin/sh
 echo "python3 $@" >> "$LOG"
+echo "$PWD" >> "$LOG.folders"
 case $1 in
--c) exit "${{OLD:-0}}" ;;
 --version) echo 'Python 3.9.1' ;;
--m) mkdir -p "$3/bin"; printf '%s' '{PYTHON}' > "$3/bin/python"; chmod +x "$3/bin/python" ;;
+-I) [ "$2" != -c ] || exit "${{OLD:-0}}"
+    mkdir -p "$4/bin"; printf '%s' '{PYTHON}' > "$4/bin/python"; chmod +x "$4/bin/python" ;;
 esac
 """
 
@@ -55,10 +57,10 @@ class Plugin:
         (self.tools / name).write_text(text)
         (self.tools / name).chmod(0o755)
 
-    def run(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": str(self.tools), "LOG": str(self.log), **environ}
         command = [str(self.link), *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30)
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=30, cwd=folder)
 
     def calls(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
@@ -97,7 +99,17 @@ def test_without_uv_python_installs(plugin: Plugin) -> None:
     plugin.has("python3", PYTHON3)
     done = plugin.run("top")
     assert (done.returncode, done.stdout) == (0, "-I -m mgpu.cli.kubectl top\n")
-    assert "-m pip --quiet --disable-pip-version-check install --require-hashes" in done.stderr
+    assert "-I -m pip --quiet --disable-pip-version-check install --require-hashes" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "tool"), [("uv", UV), ("python3", PYTHON3)])
+def test_current_folder_takes_no_part_in_the_installation(plugin: Plugin, tmp_path: Path, name: str, tool: str) -> None:
+    """In a checkout of somebody else, Python ran its venv.py, and uv trusted the cache that its uv.toml names."""
+    plugin.has(name, tool)
+    assert plugin.run("top", folder=tmp_path).returncode == 0
+    assert {*(tmp_path / "log.folders").read_text().splitlines()} == {str(plugin.store)}
+    if name == "python3":
+        assert all(call.startswith("python3 -I ") for call in plugin.calls())
 
 
 @pytest.mark.parametrize(("has_python", "reason"), [(True, "this is Python 3.9.1"), (False, "Python 3.11 or newer\n")])
