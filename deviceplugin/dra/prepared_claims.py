@@ -207,7 +207,7 @@ class PreparedClaims:
         devices = tuple(replace(one, card=uuid if one.card in before else one.card) for one in record.devices)
         renamed = replace(record, devices=devices, spec=orjson.loads(text))
         self._records.write(renamed)
-        self._claims = {**self._claims, uid: renamed}
+        self._store({**self._claims, uid: renamed})
         self._files.write(uid, renamed.spec)
         log.warning("a MIG instance of claim %s was created again as %s", record.key, uuid)
 

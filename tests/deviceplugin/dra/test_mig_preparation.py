@@ -149,6 +149,9 @@ def test_container_that_restarts_after_a_reset_of_the_card_gets_the_instance_aga
     assert after == {*node.mig.instances.values()}
     assert len(after) == 2
     assert not after & before
+    record = node.claims.named("default", "a")
+    assert record is not None
+    assert {device.card for device in record.devices} == after
     node.restart()
     assert set(env_of_spec(node, "a")["NVIDIA_VISIBLE_DEVICES"].split(",")) == after
     node.unprepare("a")
