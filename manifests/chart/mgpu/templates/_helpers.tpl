@@ -69,7 +69,7 @@ another CA at each call. A CA that is there stays, also that of certificates.sh.
 {{- with $bundle }}caBundle: {{ . }}{{ end }}
 {{- end }}
 
-{{- /* The annotation with which cert-manager sets the CA bundle, or nothing. */}}
+{{- /* The annotation with which cert-manager sets the CA bundle (list $ "mgpu-webhook"), or nothing. */}}
 {{- define "mgpu.injection" -}}
 {{- $root := index . 0 -}}
 {{- if eq $root.Values.certificates.mode "cert-manager" -}}
@@ -77,6 +77,7 @@ annotations: {cert-manager.io/inject-ca-from: {{ $root.Release.Namespace }}/{{ i
 {{- end }}
 {{- end }}
 
+{{- /* The `issuerRef` of the certificates: that of the values, or the Issuer with the self-signed CA of the chart. */}}
 {{- define "mgpu.issuer" -}}
 {{- with .Values.certificates.certManager.issuerRef }}{{ toYaml . }}{{ else -}}
 name: mgpu
@@ -163,7 +164,7 @@ from:
 {{- mergeOverwrite $derived (deepCopy .Values.settings) | toYaml -}}
 {{- end }}
 
-{{- /* What a Deployment of replicas does if the values say nothing: (list $ "webhook"). */}}
+{{- /* The affinity of a Deployment, if the values have none. The argument is the process, such as "webhook". */}}
 {{- define "mgpu.affinity" -}}
 podAntiAffinity:
   preferredDuringSchedulingIgnoredDuringExecution:
@@ -174,6 +175,7 @@ podAntiAffinity:
           matchLabels: {app.kubernetes.io/name: mgpu, app.kubernetes.io/component: {{ . }}}
 {{- end }}
 
+{{- /* Its topology spread constraints, likewise. */}}
 {{- define "mgpu.spread" -}}
 - maxSkew: 1
   topologyKey: topology.kubernetes.io/zone
@@ -182,7 +184,10 @@ podAntiAffinity:
     matchLabels: {app.kubernetes.io/name: mgpu, app.kubernetes.io/component: {{ . }}}
 {{- end }}
 
-{{- /* Annotations of the pods (list $ values): pods read settings when they start, so a change replaces them. */}}
+{{- /*
+The annotations of the pods (list $ values), with values as .Values.webhook. Pods read settings when they start, so a
+change of the checksum replaces them.
+*/}}
 {{- define "mgpu.podAnnotations" -}}
 checksum/config: {{ include "mgpu.settings" (index . 0) | sha256sum }}
 {{- with (index . 1).podAnnotations }}
