@@ -209,7 +209,7 @@ class ClaimDecider:
             patience: The time that is left for the claim's selectors, if a caller assesses it several times.
         """
         requests = [request for request in claim.requests if request.name in names]
-        of_cards = {one.name for one in requests if self.is_ours(one)}
+        of_cards = {one.name for one in requests if self.is_for_cards(one)}
         of_instances = {one.name for one in requests if one.name not in of_cards and self.is_for_instances(one)}
         request = requests_before_allocation(claim, of_cards)
         if not request.containers and not of_instances:
@@ -262,7 +262,7 @@ class ClaimDecider:
     def _instance_cards(self) -> Iterator[Card]:
         return (card for name in self._state.nodes_for_instances() for card in self._state.gpus(name))
 
-    def is_ours(self, request: DeviceRequest) -> bool:
+    def is_for_cards(self, request: DeviceRequest) -> bool:
         """Return whether the selectors of the request's DeviceClass may select cards of mgpu's driver.
 
         A class that is not known yet may select them, and one for MIG instances does not.

@@ -124,23 +124,24 @@ class ClaimExplainer:
         policy = request_text.describe_policy(request, self._settings) if request.containers else None
         rows = request_text.describe_containers(request)
         if not claim.results:
-            names = self._alternatives(claim)[:1]
-            for_instances = [r for r in claim.requests if names and r.name in names[0] and not self._decider.is_ours(r)]
+            names = next(iter(self._alternatives(claim)), frozenset())
+            of_first = [request for request in claim.requests if request.name in names]
+            for_instances = [request for request in of_first if not self._decider.is_for_cards(request)]
             rows += [(one.name, _instances_text(one.count)) for one in for_instances]
         return Explanation("", "", DRA, tuple(rows), constraints, policy)
 
     def _first_request(self, claim: Claim) -> GpuRequest:
         """Return what the claim requests of cards with the first alternative of each request."""
         names = next(iter(self._alternatives(claim)), frozenset())
-        ours = {one.name for one in claim.requests if one.name in names and self._decider.is_ours(one)}
-        return requests_before_allocation(claim, ours)
+        of_cards = {one.name for one in claim.requests if one.name in names and self._decider.is_for_cards(one)}
+        return requests_before_allocation(claim, of_cards)
 
     def _alternatives(self, claim: Claim) -> list[frozenset[str]]:
         """Return the sets of requests of mgpu's driver of which one is enough."""
         return sets_of_alternatives(
             one
             for one in claim.requests
-            if not one.admin and (self._decider.is_ours(one) or self._decider.is_for_instances(one))
+            if not one.admin and (self._decider.is_for_cards(one) or self._decider.is_for_instances(one))
         )
 
     def _allocated(self, explanation: Explanation, claim: Claim) -> Explanation:

@@ -52,8 +52,8 @@ class OpenClaims:
         return GpuPod(read_pod(raw), GpuRequest(DRA, containers, constraints=requests[0].constraints))
 
     def _requests(self, claim: Claim) -> Iterator[GpuRequest]:
-        ours = (request for request in claim.requests if self._decider.is_ours(request) and not request.admin)
-        least = tuple(map(_least, alternatives(ours)))
+        of_cards = (request for request in claim.requests if self._decider.is_for_cards(request) and not request.admin)
+        least = tuple(map(_least, alternatives(of_cards)))
         found = requests_before_allocation(replace(claim, requests=least), [request.name for request in least])
         if found.containers:
             named = (replace(one, container=f"{claim.name}/{one.container}") for one in found.containers)

@@ -225,7 +225,7 @@ def test_class_for_one_model_is_for_instances_beside_cards_of_other_models(repli
     replica.api.put("deviceclasses", device_class("h100", of_h100))
     replica.deliver()
     assert replica.claim_decider.is_for_instances(DeviceRequest("gpu", "h100"))
-    assert not replica.claim_decider.is_ours(DeviceRequest("gpu", "h100"))
+    assert not replica.claim_decider.is_for_cards(DeviceRequest("gpu", "h100"))
 
 
 def large(count: int = 1) -> Raw:
