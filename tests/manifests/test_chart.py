@@ -3,14 +3,12 @@
 import base64
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from datetime import UTC, datetime
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -516,23 +514,20 @@ def test_the_chart_keeps_what_the_scripts_have_made_in_any_namespace(kubeconfig:
         assert bundle == api.get(f"/api/v1/namespaces/gpus/secrets/{process}-tls")["data"]["ca.crt"]
 
 
-def generator() -> ModuleType:
-    """Return the program that generates the templates, which is in no package."""
-    spec = spec_from_file_location("generate", MANIFESTS / "chart" / "generate.py")
-    assert spec
-    assert spec.loader
-    module = module_from_spec(spec)
-    sys.modules["generate"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the modules of the program that generates the templates importable, which are in no package."""
+    monkeypatch.syspath_prepend(MANIFESTS / "chart")
 
 
+@pytest.mark.usefixtures("program")
 def test_the_generated_files_are_up_to_date_and_every_value_is_described() -> None:
-    assert generator().main(["--check"]) == 0
+    assert import_module("generate").main(["--check"]) == 0
 
 
+@pytest.mark.usefixtures("program")
 def test_a_value_without_a_description_or_a_schema_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = generator()
+    module = import_module("value_table")
     (tmp_path / "values.schema.json").write_text((CHART / "values.schema.json").read_text())
     text = (CHART / "values.yaml").read_text()
     text = text.replace("  # The digest (sha256:…), which has precedence over the tag.\n", "", 1)
