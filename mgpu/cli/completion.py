@@ -5,6 +5,7 @@ API server only for names and only for a moment. They return nothing if it does 
 the objects: an error would destroy the line that the user writes.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -18,6 +19,9 @@ _SECONDS = 1.5
 """How long the API server may take to begin its answer."""
 _MOST = 500
 """The most names that are listed. A shell cannot show more in a useful way."""
+_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.:@/]*", re.ASCII)
+"""What bash takes literally, and a command for no option. bash inserts a word into the line as it is, so the name
+`$(command)`, which a hostile API server may send, would be a command there."""
 _ONLY_NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _KINDS: Mapping[str, tuple[str, str]] = {
     "pod/": ("/api/v1", "pods"),
@@ -62,7 +66,7 @@ def explained(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def _items(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(name) for name in names if name.startswith(incomplete) and name.isprintable()]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete) and _NAME.fullmatch(name)]
 
 
 def _of_namespace(ctx: click.Context, prefix: str, plural: str) -> list[str]:

@@ -25,6 +25,7 @@ from rich.text import Text
 from mgpu.cli.cluster_objects import paused_garbage_collection
 from mgpu.cli.connection import ServerError
 from mgpu.cli.sources import Reading
+from mgpu.presentation.plain_text import one_line
 from mgpu.presentation.terminal import Terminal, show, show_json, show_plain, show_yaml
 
 TABLE, WIDE, JSON, YAML, NAME = "table", "wide", "json", "yaml", "name"
@@ -72,7 +73,7 @@ class Output(Generic[T]):
             show_yaml(self.json(value))
         elif self.format == NAME:
             for name in self.names(value):
-                click.echo(name)
+                click.echo(one_line(name))
         elif self.plain is not None and (self.format == WIDE or not Terminal().is_terminal):
             lines = iter(self.plain(value))
             while part := list(islice(lines, _LINES)):

@@ -9,10 +9,11 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
-from mgpu.cli import completion_command
+from mgpu.cli import completion, completion_command
 from mgpu.cli.completion_command import complete, completion_variable
 from mgpu.cli.kubectl import plugin
 from mgpu.cli.main import SUMMARIES, main
+from mgpu.kube import kubeconfig as kubeconfig_file
 from tests.mgpu.cli.served import served
 from tests.scheduler.explained_cluster import fill
 
@@ -74,6 +75,15 @@ def test_objects_are_those_of_the_namespace_and_the_kubeconfig_of_the_line(tmp_p
 def test_namespaces_and_contexts_are_completed() -> None:
     assert "default" in words("explain", "-n", "")
     assert words("top", "--context", "mgpu") == ["mgpu-playground"]
+
+
+@pytest.mark.parametrize("name", ["$(touch x)", "`x`", "a;x", "a b", "*", "--config=x", "a'b", "a\x1b[2J", "a\nb", ""])
+def test_only_names_that_a_shell_takes_literally_are_completed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bash inserts a word as it is, so a hostile API server could write a command into the line of the user."""
+    monkeypatch.setattr(completion, "_list_names", lambda *_: ["n1", name])
+    assert words("inspect", "") == ["n1"]
+    monkeypatch.setattr(kubeconfig_file, "context_names", lambda _: ["a:b/c@d", name])
+    assert words("top", "--context", "") == ["a:b/c@d"]
 
 
 def test_server_that_does_not_answer_gives_no_completion(

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from rich.text import Text
 
 from mgpu.cli.sources import Reading
-from mgpu.cli.watching import JSON, Output, show_once_or_watch
+from mgpu.cli.watching import JSON, NAME, Output, show_once_or_watch
 from mgpu.presentation.terminal import Terminal
 
 OUTPUT: Output[str] = Output(lambda value: {"value": value}, Text)
@@ -52,6 +52,12 @@ def test_changes_are_printed_one_after_the_other_where_there_is_no_terminal() ->
 
 def test_json_is_one_document_after_the_other() -> None:
     assert watched(["a", "b"], AS_JSON).stdout == '{\n  "value": "a"\n}\n{\n  "value": "b"\n}\n'
+
+
+def test_names_are_printed_without_control_characters() -> None:
+    """A scheduler whose token was stolen chooses the names of nodes and pods."""
+    names: Output[str] = Output(lambda _: None, Text, NAME, names=lambda value: [f"node/{value}"])
+    assert watched(["a\x1b]0;owned\x07\x9b2J\nb"], names, None).stdout == "node/a\ufffd]0;owned\ufffd\ufffd2J b\n"
 
 
 def test_an_error_is_printed_once_and_the_output_again_when_it_is_gone() -> None:
