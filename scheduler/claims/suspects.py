@@ -2,7 +2,8 @@
 
 `repair` moves them. A claim that fits is examined again only after a change of the claim or of its node. A tenant may
 have thousands of claims that are never delivered, and examining one takes up to 10 ms. So the time of a round is
-limited.
+limited. Claims that still do not fit after a second look, for example because nothing can move them, wait for their
+turn like the others, which would never be examined otherwise.
 """
 
 import time
@@ -22,7 +23,7 @@ _Seen = tuple[Claim, int | None]
 
 
 class Suspects:
-    """The claims that did not fit in the last round. Use it on one thread.
+    """The claims that did not fit when they were examined last. Use it on one thread.
 
     Args:
         cpu_clock: Returns the CPU time of the thread.
@@ -37,37 +38,42 @@ class Suspects:
         self._fitting: dict[str, _Seen] = {}  # By UID, a claim that fits.
         self._examined: dict[str, int] = {}  # By UID, the round in which a claim was examined.
         self._rounds = 0
+        self._new: frozenset[str] = frozenset()  # The UIDs of claims that became suspects in the last round.
         self.uids: frozenset[str] = frozenset()
 
     def find(self) -> list[Claim]:
-        """Examine the claims that can be moved, as far as the time suffices, and return those that do not fit."""
+        """Examine claims that can be moved, as far as the time suffices, and return those that do not fit."""
         claims = [claim for claim in self._state.claims.unprepared() if not claim.repair]
         versions = self._state.node_versions()
         seen: dict[str, _Seen] = {claim.uid: (claim, versions.get(claim.node)) for claim in claims}
         self._fitting = {uid: before for uid, before in self._fitting.items() if seen.get(uid) == before}
         self._examined = {claim.uid: self._examined.get(claim.uid, 0) for claim in claims}
-        self._examine(self._in_order(claims), seen)
-        return [claim for claim in claims if claim.uid in self.uids]
+        found = self._examine(self._in_order(claims), seen)
+        return [claim for claim in claims if claim.uid in found]
 
     def _in_order(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Return the claims to examine: the suspects first, then those that were examined longest ago."""
+        """Return the claims to examine: the new suspects first, then those that were examined longest ago."""
         unknown = [claim for claim in claims if claim.uid not in self._fitting]
-        return sorted(unknown, key=lambda claim: (claim.uid not in self.uids, self._examined[claim.uid]))
+        return sorted(unknown, key=lambda claim: (claim.uid not in self._new, self._examined[claim.uid]))
 
-    def _examine(self, claims: Sequence[Claim], seen: Mapping[str, _Seen]) -> None:
-        """Find out which of the claims fit, until the time of the round is over."""
+    def _examine(self, claims: Sequence[Claim], seen: Mapping[str, _Seen]) -> frozenset[str]:
+        """Find out which of the claims fit, until the time of the round is over. Return the UIDs of the others."""
         self._rounds += 1
         end = self._cpu_clock() + _ROUND_WORK
         found = set()
+        left = {claim.uid for claim in claims}
         for claim in claims:
             if self._cpu_clock() > end:
                 break
+            left.remove(claim.uid)
             self._examined[claim.uid] = self._rounds
             if self.fits(claim):
                 self._fitting[claim.uid] = seen[claim.uid]
             else:
                 found.add(claim.uid)
-        self.uids = frozenset(found)
+        self._new = frozenset(found) - self.uids
+        self.uids = frozenset(found) | self.uids & left
+        return frozenset(found)
 
     def fits(self, claim: Claim) -> bool:
         """Return whether the claim fits on its cards beside all others."""

@@ -22,6 +22,7 @@ from tests.scheduler.claim_objects import (
     request,
     result,
     serving,
+    share,
     submit,
 )
 from tests.scheduler.cluster.objects import core_free, record
@@ -230,6 +231,18 @@ class TestTime:
             assert len(examined) <= 8 * (i + 1)
         assert {"old", "older"} <= set(examined)
         assert placed(replica)["old"] != placed(replica)["older"]
+
+    def test_claims_that_nothing_can_move_do_not_keep_others_from_being_moved(
+        self, replica: Replica, examined: list[str]
+    ) -> None:
+        """Each round began with them, and its time did not suffice for any other claim."""
+        stuck = [allocated(claim(f"a{i}"), share("card-9"), pods=("p", "q")) for i in range(8)]
+        put(replica, *stuck)
+        rounds(replica)
+        put(replica, on("card-1", "old"), on("card-1", "older"))
+        rounds(replica, 6)
+        assert placed(replica)["old"] != placed(replica)["older"]
+        assert {f"a{i}" for i in range(8)} <= set(examined)
 
 
 class TestNoMove:
