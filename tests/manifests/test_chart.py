@@ -537,3 +537,16 @@ def test_a_value_without_a_description_or_a_schema_is_reported(tmp_path: Path, m
         "values.yaml has no comment for image.digest",
         "values.schema.json does not allow novelty",
     ]
+
+
+def test_namespace_of_the_dry_runs_is_one_argument(tmp_path: Path) -> None:
+    """It could add arguments and fields to the Pod of the test."""
+    name = "a, b]\n      command: [c"
+    values = tmp_path / "values.json"
+    values.write_text(json.dumps(merged(WITHOUT_CLUSTER, {"doctor": {"tryIn": name}})))
+    file = "templates/tests/doctor.yaml"
+    done = helm("template", "mgpu", CHART, "-f", values, "--kube-version", KUBERNETES, "-s", file, "-n", "mgpu-system")
+    (pod,) = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Pod"]
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == ["doctor", "--namespace=mgpu-system", f"--try-in={name}"]
+    assert "command" not in container
