@@ -72,9 +72,11 @@ class ServiceAccount:
         return {"Authorization": f"Bearer {found.text}"}
 
     def _read(self) -> _Token:
-        token = self._file.read_text().strip()
+        token = self._file.read_text(encoding="ascii", errors="replace").strip()
         if not token:
             raise NoCredentials(f"{self._file} is empty")
+        if not (token.isascii() and token.isprintable()):
+            raise NoCredentials(f"{self._file} has no token")
         return _Token(token, self._clock() + _TOKEN_SECONDS)
 
 

@@ -101,6 +101,17 @@ def test_token_that_cannot_be_read_at_the_moment_is_no_answer(folder: Path, reas
         api.get("/version")
 
 
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"a\r\nX-Evil: 1", b"a\0"])
+def test_file_that_has_no_token_is_no_answer(folder: Path, text: bytes) -> None:
+    """A ValueError would end the threads that read the API server."""
+    clock = Clock()
+    api = Api(ServiceAccount(ENVIRON, folder, clock))
+    clock.now += 61
+    (folder / "token").write_bytes(text)
+    with pytest.raises(Unreachable, match="has no token"):
+        api.get("/version")
+
+
 @pytest.mark.parametrize("name", ["token", "ca.crt"])
 @pytest.mark.parametrize("empty", [True, False])
 def test_pod_without_token_or_ca_is_refused(folder: Path, name: str, *, empty: bool) -> None:
