@@ -173,3 +173,15 @@ def test_search_ends_with_its_budget() -> None:
     cards = [state(index) for index in range(8)]
     found = place_instances(cards, wanted(cards, "2g.20gb", "2g.20gb"), budget=Budget(Effort(), 300))
     assert (found.devices, found.proven) == (None, False)
+
+
+def test_instances_of_a_claim_count_for_the_budget() -> None:
+    """A full search for 32 instances took 0.7 s of CPU time instead of 0.2 s."""
+    spent = []
+    for count in (8, 32):
+        effort = Effort()
+        cards = [state()]
+        found = place_instances(cards, wanted(cards, *["1g.10gb"] * count), (), Budget(effort, 600_000))
+        assert (found.devices, found.proven) == (None, True)
+        spent.append(effort.spent)
+    assert spent[1] > 2 * spent[0]
