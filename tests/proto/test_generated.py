@@ -77,7 +77,7 @@ CRI = {
     "Container": "1 id, 6 state, 8 labels*",
     "PodSandboxFilter": "3 label_selector*",
     "ListPodSandboxRequest": "1 filter",
-    "PodSandbox": "1 id, 3 state",
+    "PodSandbox": "1 id, 3 state, 5 labels*",
     "ListPodSandboxResponse": "1 items*",
     "ListContainersResponse": "1 containers*",
     "StopContainerRequest": "1 container_id, 2 timeout",
