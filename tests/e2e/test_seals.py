@@ -158,8 +158,9 @@ def test_a_pod_of_an_mtgpupod_whose_owner_is_taken_off_keeps_its_card_held(bench
         api.patch(f"{path}/m", {"metadata": {"finalizers": None}})
         api.delete(f"{path}/m", {"propagationPolicy": "Background"})
         until(lambda: not api.list(path)[0])
-        if "m" in bench.names():
+        if "m" in bench.names() and "deletionTimestamp" not in bench.raw("m")["metadata"]:
             break
+        until(lambda: "m" not in bench.names())
     bench.create(share("p", core=300, mib=None, nodeName="node-1"))
     decided(bench, "p")
     assert bench.pod("m").metadata.uid == uid, "it runs on"
