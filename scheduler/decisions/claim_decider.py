@@ -142,6 +142,8 @@ class ClaimDecider:
             decision = Reservation(*subject, request, placement, {}, NO_CPU_MEMORY, version=claim.version)
             if not reserve:
                 return decision
+            if reserved and self._is_written(reserved):  # Again, because the search may have taken long.
+                return _final(RejectionKind.BOUND_ALREADY, f"the claim is allocated on {reserved.node} already")
             if self._state.claims.reserve(decision, snapshot.version, reserved):
                 metrics.DECISIONS.labels(dialects.card_policy(request, self._settings), DRA).inc()
                 return decision

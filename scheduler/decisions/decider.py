@@ -211,10 +211,9 @@ class Decider:
                 if not reserve or self._state.reservations.renew(reserved, provisional=provisional):
                     return reserved
                 continue
-            if reserved and reserved.node != node and reserve:
-                immovable = self._immovable_reason(reserved)
-                if immovable:
-                    return _final(RejectionKind.BOUND_ALREADY, immovable)
+            rejection = self._immovable(reserved, node) if reserve else None
+            if rejection is not None:
+                return rejection
             remnants = self._state.remnant_problem(gpu_pod.pod)
             if remnants:
                 if gpu_pod.pod.node:
@@ -222,12 +221,11 @@ class Decider:
                 return _final(RejectionKind.OTHER, remnants)
             expected = self._flights.expected(uid, node)
             decision = self._choose(gpu_pod, request, node, snapshot, gone, expected=expected)
-            if (
-                isinstance(decision, Rejection)
-                or not reserve
-                or self._reserve(decision, snapshot, reserved, provisional)
-            ):
+            if isinstance(decision, Rejection) or not reserve:
                 return decision
+            answer = self._reserve(decision, snapshot, reserved, provisional)
+            if answer is not None:
+                return answer
         raise RetryLater(f"node {node} changes faster than cards can be decided on it")
 
     def _rejection_before_search(
@@ -259,15 +257,20 @@ class Decider:
 
     def _reserve(
         self, decision: Reservation, snapshot: NodeSnapshot, before: Reservation | None, provisional: bool
-    ) -> bool:
+    ) -> Reservation | Rejection | None:
+        """Reserve the cards. Return None if they must be decided again."""
+        # Again, because the search may have taken long: an earlier Binding may have been written meanwhile.
+        rejection = self._immovable(before, decision.node)
+        if rejection is not None:
+            return rejection
         if not self._state.reservations.reserve(decision, snapshot.version, before=before, provisional=provisional):
-            return False
+            return None
         if nvidia_plugin.chooses_cards(snapshot.node, decision.request):
             policy = nvidia_plugin.NVIDIA
         else:
             policy = dialects.card_policy(decision.request, self._settings)
         metrics.DECISIONS.labels(policy, decision.request.dialect).inc()
-        return True
+        return decision
 
     def _holds(self, reserved: Reservation, snapshot: NodeSnapshot) -> bool:
         """Return whether the pod may still get the cards of its reservation.
@@ -383,18 +386,20 @@ class Decider:
             self._state.reservations.cancel(decision)
             metrics.RELEASED.inc()
 
-    def _immovable_reason(self, reserved: Reservation) -> str | None:
-        """Return why a reservation cannot move to another node, or None if it can.
+    def _immovable(self, reserved: Reservation | None, node: str) -> Rejection | None:
+        """Return why a reservation cannot move to this node, or None if it can, or if it is of this node.
 
         Its pod may be bound or deleted, and the watch may not have delivered that yet. If the pod is deleted, the
         reservation is cancelled.
         """
+        if reserved is None or reserved.node == node:
+            return None
         raw = self._read(reserved.namespace, reserved.name)
         if raw is None or raw["metadata"]["uid"] != reserved.uid:
             self._state.reservations.cancel(reserved)
-            return "the pod is gone"
-        node = (raw.get("spec") or {}).get("nodeName")
-        return f"the pod is bound to {node} already" if node else None
+            return _final(RejectionKind.BOUND_ALREADY, "the pod is gone")
+        bound = (raw.get("spec") or {}).get("nodeName")
+        return _final(RejectionKind.BOUND_ALREADY, f"the pod is bound to {bound} already") if bound else None
 
     def _read(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Return the pod as the API server has it, or None if there is none. Raises RetryLater on other errors."""

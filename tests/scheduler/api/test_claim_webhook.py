@@ -338,6 +338,27 @@ class TestRepeatedCalls:
         assert "allocated on n2 already" in answer["status"]["message"]
         assert [(h.node, h.name) for h in replica.state.holdings()] == [("n2", "c")]
 
+    def test_slow_decision_does_not_move_a_reservation_that_is_written_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The API server has written the first allocation after all, which kube-scheduler had given up."""
+        replica = serving(("n1", 1), ("n2", 1))
+        submit(replica.api, claim())
+        old = replica.api.claim("c")
+        first = allocated(old, share("card-0", node="n2"))
+        admitted_claims(replica)(claim_review(first, old))
+        place = replica.claim_decider.place
+
+        def slow(*args: Any, **named: Any) -> Any:
+            monkeypatch.undo()
+            replica.api.put("resourceclaims", first)
+            return place(*args, **named)
+
+        monkeypatch.setattr(replica.claim_decider, "place", slow)
+        answer = admitted_claims(replica)(claim_review(allocated(old, share("card-0")), old))["response"]
+        assert "allocated on n2 already" in answer["status"]["message"]
+        assert [(h.node, h.name) for h in replica.state.holdings()] == [("n2", "c")]
+
     def test_other_alternative_is_denied_when_the_first_write_has_arrived(self, replica: Replica) -> None:
         """The reservation for the small alternative must not replace that for the large one, which was written."""
         alternatives = {"name": "gpu", "firstAvailable": []}

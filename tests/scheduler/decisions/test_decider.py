@@ -101,6 +101,24 @@ def test_decide_on_another_node_moves_the_reservation(replica: Replica) -> None:
     assert [h.node for h in replica.state.holdings()] == ["n2"]
 
 
+def test_slow_decision_does_not_move_a_reservation_that_is_bound_meanwhile(
+    api: FakeApi, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server has written the first Binding after all, which the scheduler had given up. The watch is late."""
+    known = submitted(replica, "p")
+    decided(replica, known, "n1")
+    choose = replica.decider._choose
+
+    def slow(*args: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        api.edit_pod("p", lambda raw: raw["spec"].update(nodeName="n1"))
+        return choose(*args, **named)
+
+    monkeypatch.setattr(replica.decider, "_choose", slow)
+    assert str(replica.decider.decide(known, "n2")) == "the pod is bound to n1 already"
+    assert [holding.node for holding in replica.state.holdings()] == ["n1"]
+
+
 def test_slow_decision_does_not_replace_one_that_was_bound_meanwhile(
     api: FakeApi, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
