@@ -151,19 +151,19 @@ def _read(api: Api, kind: str, namespace: str, name: str) -> Raw:
 
 def _json(explanation: Explanation) -> dict[str, Any]:
     return {
-        "of": explanation.subject,
-        "stands": explanation.status,
+        "object": explanation.subject,
+        "status": explanation.status,
         "dialect": explanation.dialect,
-        "ask": [{"container": container, "asks": text} for container, text in explanation.request],
-        "wishes": dict(explanation.constraints),
-        "chosen": explanation.policy,
+        "requests": [{"container": container, "request": text} for container, text in explanation.request],
+        "constraints": dict(explanation.constraints),
+        "policy": explanation.policy,
         "problems": list(explanation.problems),
         "gates": list(explanation.gates),
         "gang": gang_json(explanation.gang) if explanation.gang else None,
         "verdict": list(explanation.verdict),
         "nodes": [_node_json(row, explanation.cards.get(row.name, ())) for row in explanation.nodes]
         or [_node_json(NodeRow(name), rows) for name, rows in explanation.cards.items()],
-        "said": [
+        "conditions": [
             {"type": row.type, "status": row.status, "reason": row.reason, "message": row.message}
             for row in explanation.conditions
         ],
@@ -174,8 +174,8 @@ def _node_json(row: NodeRow, cards: Sequence[CardRow]) -> dict[str, Any]:
     return {
         "name": row.name,
         "reason": row.reason,
-        "hopeless": row.hopeless,
-        "recut": row.repartitionable,
+        "unresolvable": row.unresolvable,
+        "repartitionable": row.repartitionable,
         "points": row.points,
         "cards": [_card_json(card) for card in cards],
     }
@@ -265,7 +265,7 @@ def _answer_text(row: NodeRow) -> Text:
     remedy = ""
     if row.repartitionable:
         remedy = " (fits once its cards are partitioned again)"
-    elif row.hopeless:
+    elif row.unresolvable:
         remedy = " (evicting pods cannot help)"
     return Text(f"{one_line(row.reason)}{remedy}", style=_BAD)
 

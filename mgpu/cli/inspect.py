@@ -53,10 +53,10 @@ def overview_json(cluster: Overview, gangs: Sequence[GangView] = (), use: Cluste
         "gangs": [gang_json(view) for view in gangs],
         "unclear": dict(cluster.unclear),
         "dialects": {use.pod: use.dialect for node in cluster.nodes for device in node.devices for use in device.uses},
-        "wishes": {pod: constraints.texts() for pod, constraints in cluster.constraints.items()},
+        "constraints": {pod: constraints.texts() for pod, constraints in cluster.constraints.items()},
         "groups": [
             {
-                "wish": view.group.constraint,
+                "constraint": view.group.constraint,
                 "namespace": view.group.namespace,
                 "name": view.group.name,
                 "pods": list(view.pods),

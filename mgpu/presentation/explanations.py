@@ -33,14 +33,14 @@ class NodeRow:
 
     Attributes:
         reason: Why the pod does not fit, or None if it does.
-        hopeless: Whether evicting pods from the node cannot help.
+        unresolvable: Whether evicting pods from the node cannot help (kube-scheduler's `UnschedulableAndUnresolvable`).
         repartitionable: Whether the pod would fit if the node's cards were partitioned again.
         points: The score of a node on which the pod fits, 0 to 10.
     """
 
     name: str
     reason: str | None = None
-    hopeless: bool = False
+    unresolvable: bool = False
     repartitionable: bool = False
     points: int = 0
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mgpu.presentation.card_views import CardUse, CardView, NodeView, percent
 
-UNKNOWN_MODEL = "not said"
+UNKNOWN_MODEL = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def fragmentation_json(found: Fragmentation) -> dict[str, Any]:
             "mostMemory": found.most_memory,
         },
         "useless": {"core": percent(found.useless_core), "memory": found.useless_memory},
-        "cut": {"cards": found.partitioned},
+        "partitioned": {"cards": found.partitioned},
     }
 
 

@@ -169,7 +169,7 @@ class ClaimExplainer:
         names = list(dict.fromkeys(selected)) or list(self._state.nodes_for_claims())
         answers = {name: self._answer(claims, name) for name in names[:_MOST_NODES]}
         rows = sorted(
-            (NodeRow(name, answer.reason, hopeless=answer.hopeless) for name, answer in answers.items()),
+            (NodeRow(name, answer.reason, unresolvable=answer.hopeless) for name, answer in answers.items()),
             key=lambda row: (row.reason is not None, row.name),
         )
         fits = sum(row.reason is None for row in rows)

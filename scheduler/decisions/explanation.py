@@ -281,7 +281,7 @@ def _node_rows(result: Filtered, points: Mapping[str, int]) -> tuple[NodeRow, ..
     fits = sorted((NodeRow(name, points=points[name]) for name in result.passed), key=lambda r: (-r.points, r.name))
     repartitionable = frozenset(result.repartitionable)
     others = [
-        NodeRow(name, reason, hopeless=name in result.hopeless, repartitionable=name in repartitionable)
+        NodeRow(name, reason, unresolvable=name in result.hopeless, repartitionable=name in repartitionable)
         for name, reason in (*result.failed.items(), *result.hopeless.items())
     ]
     return (*fits, *sorted(others, key=lambda row: row.name))

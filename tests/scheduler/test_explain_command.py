@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_json_names_what_each_node_and_card_lacks(cluster: Cluster) -> None:
     found = cluster.found("too-large")
-    assert found["ask"] == [{"container": "c", "asks": "50% and 90.0 GiB of one card"}]
+    assert found["requests"] == [{"container": "c", "request": "50% and 90.0 GiB of one card"}]
     assert found["verdict"] == ["Its cards fit on none of 3 nodes."]
     first, second, third = found["nodes"]
     assert [node["name"] for node in found["nodes"]] == ["n1", "n2", "n3"]
@@ -59,10 +59,10 @@ def test_json_names_what_each_node_and_card_lacks(cluster: Cluster) -> None:
     ]
     assert first["cards"][1]["holders"] == ["default/holder"]
     assert (first["cards"][1]["coreFree"], first["cards"][1]["memoryFree"]) == (40, 20 * GIB)
-    assert first["hopeless"]
+    assert first["unresolvable"]
     assert "2 memory 11.0 GiB short" in second["reason"]
     assert third == {**third, "reason": "node n3 has no GPU cards (no Device)", "cards": []}
-    assert [row["message"] for row in found["said"]] == [SAYS]
+    assert [row["message"] for row in found["conditions"]] == [SAYS]
 
 
 def test_json_explains_containers_that_do_not_fit_together(cluster: Cluster) -> None:
@@ -112,15 +112,15 @@ def test_json_marks_own_card_and_policy(cluster: Cluster) -> None:
     found = cluster.found("holder")
     ((node),) = found["nodes"]
     assert [card["own"] for card in node["cards"]] == [False, True]
-    assert found["chosen"].startswith("binpack: as full as possible")
-    assert found["chosen"].endswith("(the default of mgpu); nodes: binpack")
+    assert found["policy"].startswith("binpack: as full as possible")
+    assert found["policy"].endswith("(the default of mgpu); nodes: binpack")
 
 
 def test_policy_is_that_of_the_settings(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("nodePolicy: spread\ncardPolicy: spread\n")
-    chosen = cluster.found("waits", "--config", str(file))["chosen"]
-    assert chosen == "spread: as even as possible (setting cardPolicy); nodes: spread"
+    policy = cluster.found("waits", "--config", str(file))["policy"]
+    assert policy == "spread: as even as possible (setting cardPolicy); nodes: spread"
     file.write_text("dialects: {mgpu: {enabled: false}}")
     assert "in the vocabulary mgpu" in cluster.verdict("waits", "--config", str(file))
 
@@ -155,7 +155,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("name", ["holder", "late", "done", "mtgpupod/notebook"])
 def test_bound_object_reads_only_its_node(cluster: Cluster, asked: list[str], name: str) -> None:
     own = "n1" if name in ("holder", "done") else "n2"
-    assert cluster.found(name)["of"].endswith(name.partition("/")[2] or name)
+    assert cluster.found(name)["object"].endswith(name.partition("/")[2] or name)
     assert asked == [f"spec.nodeName={own}", "spec.nodeName="]
 
 

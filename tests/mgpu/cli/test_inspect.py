@@ -62,10 +62,10 @@ def test_inspect_json_lists_nodes_cards_and_holders(kubeconfig: str) -> None:
     assert answer["nodes"]["n2"]["cards"] == []
     assert answer["pending"] == ["default/waits"]
     assert answer["unclear"] == {}
-    assert answer["wishes"] == {"default/runs": {"spread-group": "web"}, "default/waits": {"card-models": "H100"}}
+    assert answer["constraints"] == {"default/runs": {"spread-group": "web"}, "default/waits": {"card-models": "H100"}}
     assert answer["groups"] == [
         {
-            "wish": "spread-group",
+            "constraint": "spread-group",
             "namespace": "default",
             "name": "web",
             "pods": ["default/runs"],

@@ -37,14 +37,14 @@ MAPS = {
         "gated": "POD",
         "unclear": "OBJECT",
         "dialects": "POD",
-        "wishes": "POD",
-        "wishes.POD": "KEY",
+        "constraints": "POD",
+        "constraints.POD": "KEY",
         "mtgpupods": "POD",
         "agentsNotReady": "NODE",
         "usage": "NODE",
     },
     "top": {"useUnknown": "NODE"},
-    "explain": {"wishes": "KEY"},
+    "explain": {"constraints": "KEY"},
     "doctor": {},
 }
 """For each command the fields that are maps, and what their keys are."""

@@ -243,8 +243,8 @@ def install_elsewhere(api: Api) -> None:
 def test_installation_in_another_namespace_has_its_settings_and_agents(tmp_path: Path) -> None:
     with served(tmp_path, install_elsewhere) as path:
         option = ("--mgpu-namespace", INSTALLED)
-        assert "spread" in json.loads(run(path, "explain", "waits", "-o", "json", *option).stdout)["chosen"]
-        assert "binpack" in json.loads(run(path, "explain", "waits", "-o", "json").stdout)["chosen"]
+        assert "spread" in json.loads(run(path, "explain", "waits", "-o", "json", *option).stdout)["policy"]
+        assert "binpack" in json.loads(run(path, "explain", "waits", "-o", "json").stdout)["policy"]
         usage = json.loads(run(path, "inspect", "n1", "--usage", "-o", "json", *option).stdout)["usage"]
         assert usage["n1"]["unknown"].startswith("the agent is not ready")
         variable = CliRunner(env={"MGPU_NAMESPACE": INSTALLED})

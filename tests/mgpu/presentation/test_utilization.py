@@ -6,7 +6,7 @@ import pytest
 
 from mgpu.model.cards import CardState
 from mgpu.presentation import utilization
-from mgpu.presentation.utilization import Figures, Holder
+from mgpu.presentation.utilization import UNKNOWN_MODEL, Figures, Holder
 from tests.mgpu.presentation.test_card_map_is_plain import some_node
 
 
@@ -21,7 +21,7 @@ def plain(name: str, nodes: int, states: list[CardState]) -> Figures:
         sum(s.card.core for s in states),
         sum(min(s.memory_used, s.card.memory) for s in states),
         sum(s.card.memory for s in states),
-        tuple(sorted({s.card.model or "not said" for s in states})),
+        tuple(sorted({s.card.model or UNKNOWN_MODEL for s in states})),
     )
 
 
@@ -36,7 +36,7 @@ def test_figures_are_plain_sums(seed: int) -> None:
     everything = [state for node in served for state in states[id(node)]]
     assert utilization.add("cluster", rows) == plain("cluster", len(served), everything)
     for row in utilization.by_model(nodes):
-        of_model = [[s for s in found if (s.card.model or "not said") == row.name] for found in states.values()]
+        of_model = [[s for s in found if (s.card.model or UNKNOWN_MODEL) == row.name] for found in states.values()]
         assert row == plain(row.name, sum(map(bool, of_model)), [s for found in of_model for s in found])
 
 
