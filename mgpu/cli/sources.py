@@ -92,6 +92,25 @@ def output_option(*formats: str) -> Callable[[Callable[..., None]], Callable[...
     return click.option("-o", "--output", type=kind, default=formats[0], show_default=True, help="The output format.")
 
 
+def installation_option(*aliases: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option `--mgpu-namespace`, whose value is the argument `installation`.
+
+    Args:
+        aliases: further names of the option.
+    """
+    return click.option(
+        "--mgpu-namespace",
+        *aliases,
+        "installation",
+        default=NAMESPACE,
+        show_default=True,
+        envvar="MGPU_NAMESPACE",
+        show_envvar=True,
+        shell_complete=completion.namespaces,
+        help="The namespace of mgpu's scheduler and agents.",
+    )
+
+
 _OPTIONS = (
     click.option(
         "--from",
@@ -117,16 +136,7 @@ _OPTIONS = (
     ),
     cluster_options,
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]"),
-    click.option(
-        "--mgpu-namespace",
-        "installation",
-        default=NAMESPACE,
-        show_default=True,
-        envvar="MGPU_NAMESPACE",
-        show_envvar=True,
-        shell_complete=completion.namespaces,
-        help="The namespace of mgpu's scheduler and agents.",
-    ),
+    installation_option(),
 )
 
 

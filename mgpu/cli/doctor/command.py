@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mgpu.cli import completion
 from mgpu.cli.cluster_objects import paused_garbage_collection
-from mgpu.cli.connection import NAMESPACE, Connection, read_installed_settings, report_api_errors
+from mgpu.cli.connection import Connection, read_installed_settings, report_api_errors
 from mgpu.cli.doctor.admission import check_admission, check_bindings
 from mgpu.cli.doctor.agents import check_nodes
 from mgpu.cli.doctor.callers import check_callers
@@ -26,7 +26,7 @@ from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.cli.doctor.kueue import check_kueue
 from mgpu.cli.doctor.records import check_records
 from mgpu.cli.kubectl_options import cluster_options
-from mgpu.cli.sources import output_option
+from mgpu.cli.sources import installation_option, output_option
 from mgpu.cli.watching import JSON, TABLE, YAML
 from mgpu.kube import Api
 from mgpu.model.errors import BadObject, Problem
@@ -40,22 +40,13 @@ EXAMPLES = """
 \b
 Examples:
   kubectl mgpu doctor
-  kubectl mgpu doctor -n gpu-sharing --try-in team-a
+  kubectl mgpu doctor --mgpu-namespace gpu-sharing --try-in team-a
   kubectl mgpu doctor -o json | jq '.checks[] | select(.status != "ok")'
 """
 
 
 @click.command(epilog=EXAMPLES)
-@click.option(
-    "-n",
-    "--namespace",
-    default=NAMESPACE,
-    show_default=True,
-    envvar="MGPU_NAMESPACE",
-    show_envvar=True,
-    shell_complete=completion.namespaces,
-    help="The namespace of the installation.",
-)
+@installation_option("-n", "--namespace")
 @click.option(
     "--try-in",
     default="default",
@@ -66,20 +57,20 @@ Examples:
 @cluster_options
 @click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).  [default: the cluster's]")
 @output_option(TABLE, JSON, YAML)
-def command(namespace: str, try_in: str, connection: Connection, config: Path | None, output: str) -> None:
+def command(installation: str, try_in: str, connection: Connection, config: Path | None, output: str) -> None:
     """Check an installation, and print each finding with its remedy.
 
     Nothing is written: a Pod and a Binding that must be denied are created as dry runs, and everything else is read.
     Apart from Secrets, what you may not read is reported, but is not a failure. The exit code is 1 if a check fails or
     the cluster cannot be read, and 2 if an option, the kubeconfig or the --config file is invalid.
     """
-    if try_in == namespace:
-        text = f"must be another namespace than {namespace}, which mgpu's webhooks exempt"
+    if try_in == installation:
+        text = f"must be another namespace than {installation}, which mgpu's webhooks exempt"
         raise BadObject([Problem("--try-in", text)])
     with report_api_errors(), paused_garbage_collection():
         api = connection.connect(20.0, Api)
-        settings, finding = _read_settings(api, config, namespace)
-        findings = [finding, *diagnose(read_installation(api, namespace, settings, try_in))]
+        settings, finding = _read_settings(api, config, installation)
+        findings = [finding, *diagnose(read_installation(api, installation, settings, try_in))]
     failed = any(finding.level is Level.FAILED for finding in findings)
     if output in (JSON, YAML):
         rows = [{"check": f.check, "status": f.level, "message": f.message, "remedy": f.remedy} for f in findings]

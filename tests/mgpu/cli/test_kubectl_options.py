@@ -248,8 +248,12 @@ def test_installation_in_another_namespace_has_its_settings_and_agents(tmp_path:
         usage = json.loads(run(path, "inspect", "n1", "--usage", "-o", "json", *option).stdout)["usage"]
         assert usage["n1"]["unknown"].startswith("the agent is not ready")
         variable = CliRunner(env={"MGPU_NAMESPACE": INSTALLED})
-        found = variable.invoke(plugin, ["doctor", "--kubeconfig", path, "-o", "json"]).stdout
-        assert json.loads(found)["checks"][0]["message"] == f"ConfigMap {INSTALLED}/mgpu-config-x"
+        settings = [variable.invoke(plugin, ["doctor", "--kubeconfig", path, "-o", "json"])]
+        settings += [
+            run(path, "doctor", "-o", "json", name, INSTALLED) for name in ("--mgpu-namespace", "--namespace", "-n")
+        ]
+        found = {json.loads(result.stdout)["checks"][0]["message"] for result in settings}
+        assert found == {f"ConfigMap {INSTALLED}/mgpu-config-x"}
 
 
 def test_program_without_arguments_shows_its_help(
