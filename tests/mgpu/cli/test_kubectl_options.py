@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,10 +209,14 @@ def test_timeout_of_zero_is_no_limit() -> None:
     assert Connection(timeout=0.0).seconds(30.0) is None
 
 
-def test_request_timeout_ends_a_request_that_nobody_answers(kubeconfig: str) -> None:
-    result = run(kubeconfig, "top", "--request-timeout", "1us")
+def test_request_timeout_ends_a_request_that_nobody_answers(tmp_path: Path) -> None:
+    """The kernel accepts connections for a socket that listens, and nobody reads what arrives."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{silent.getsockname()[1]}", None, "admin")
+        result = run(str(tmp_path / "kubeconfig"), "top", "--request-timeout", "50ms")
     assert result.exit_code == 1
     assert result.stderr.startswith("Unable to connect to the server: ")
+    assert "timed out" in result.stderr
 
 
 INSTALLED = "gpu-sharing"
