@@ -118,7 +118,7 @@ sbom: install ## Write what the image contains to build/sbom: CycloneDX, and a t
 
 release: helm check test docs ## Check a commit that is to be released, and build its files in dist: URI=https://…
 	$(BIN)/python -m release.check
-	$(BIN)/python -m pytest tests/e2e/test_skew.py
+	MGPU_RELEASE=1 $(BIN)/python -m pytest tests/e2e/test_skew.py
 	$(BIN)/python -m release.build dist --uri '$(URI)'
 
 deploy: ## Put mgpu on kubectl's cluster: OVERLAY=manifests/overlays/example IMAGE=name:tag

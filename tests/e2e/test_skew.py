@@ -2,7 +2,8 @@
 
 The other version is the commit in the environment variable MGPU_OTHER_VERSION. If the variable is not set, it is the
 release before this commit, which is the last tag `v…` among its ancestors. Its processes run from a work tree of that
-commit, with the libraries of this one.
+commit, with the libraries of this one. Before the first release the test is skipped. `make release` sets MGPU_RELEASE,
+with which it fails in a shallow clone, because that may lack the tags.
 """
 
 import os
@@ -16,6 +17,7 @@ import pytest
 from mgpu.model.resource_claims import MEMORY
 from playground.cluster import Cluster
 from playground.nodes import make_nodes
+from release.previous import previous_release
 from tests.e2e.bench import PODS, Bench, asking, share
 from tests.e2e.clusters import patient
 from tests.waiting import until
@@ -30,7 +32,8 @@ _TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates
 @pytest.fixture(scope="module")
 def other_version(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The work tree of the other version."""
-    found = os.environ.get("MGPU_OTHER_VERSION") or _git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^")
+    is_release = bool(os.environ.get("MGPU_RELEASE"))
+    found = os.environ.get("MGPU_OTHER_VERSION") or previous_release(ROOT, is_shallow_refused=is_release)
     if not found:
         pytest.skip("MGPU_OTHER_VERSION names no commit, and no release precedes this commit")
     folder = tmp_path_factory.mktemp("other") / "mgpu"
