@@ -41,13 +41,13 @@ class Report:
     """The result of right-sizing.
 
     Attributes:
-        running: how full the cluster is now; `asked` and `needed`, after its pods were placed again.
+        running: how full the cluster is now; `requested` and `needed`, after its pods were placed again.
     """
 
     margin: int
     needs: Sequence[Need]
     running: Packing
-    asked: Packing
+    requested: Packing
     needed: Packing
 
 
@@ -102,9 +102,9 @@ def command(
     rest, workloads = split_world(world, settings, _note)
     needs = needs_of(workloads, use, margin, max(cards, key=lambda card: card.memory))
     by_container = {(need.owner, need.container): need for need in needs}
-    asked = pack(rest, workloads, [workload.request for workload in workloads], settings)
+    requested = pack(rest, workloads, [workload.request for workload in workloads], settings)
     needed = pack(rest, workloads, [resized(workload, by_container) for workload in workloads], settings)
-    report = Report(margin, needs, running, asked, needed)
+    report = Report(margin, needs, running, requested, needed)
     if output == "json":
         click.echo(orjson.dumps(report_json(report), option=orjson.OPT_INDENT_2).decode())
     else:
@@ -122,7 +122,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "workloads": [_need_json(need, report) for need in report.needs],
         "packings": {
             "running": _packing_json(report.running),
-            "asked": _packing_json(report.asked),
+            "requested": _packing_json(report.requested),
             "needed": _packing_json(report.needed),
         },
     }
@@ -134,10 +134,14 @@ def _need_json(need: Need, report: Report) -> dict[str, Any]:
         "container": need.container or None,
         "pods": need.pods,
         "cards": need.cards,
-        "core": {"asked": percent(need.core), **_used(need.used_core, percent), "needed": percent(need.needed_core)},
-        "memory": {"asked": need.memory, **_used(need.used_memory, int), "needed": need.needed_memory},
+        "core": {
+            "requested": percent(need.core),
+            **_used(need.used_core, percent),
+            "needed": percent(need.needed_core),
+        },
+        "memory": {"requested": need.memory, **_used(need.used_memory, int), "needed": need.needed_memory},
         "further": {
-            "asked": (report.asked.further or {}).get(need.owner, 0),
+            "requested": (report.requested.further or {}).get(need.owner, 0),
             "needed": (report.needed.further or {}).get(need.owner, 0),
         },
     }
@@ -183,7 +187,7 @@ def _core_cells(need: Need) -> list[str]:
 
 
 def _table(title: str, needs: Sequence[Need], cells: Callable[[Need], list[str]]) -> Table:
-    table = _bare(title, "pods", "asked", "p50", "p99", "max", "needed")
+    table = _bare(title, "pods", "requested", "p50", "p99", "max", "needed")
     for need in needs:
         name = " ".join(filter(None, (str(need.owner), need.container)))
         cards = f" × {need.cards} cards" if need.cards > 1 else ""
@@ -192,9 +196,9 @@ def _table(title: str, needs: Sequence[Need], cells: Callable[[Need], list[str]]
 
 
 def _further(report: Report) -> Table:
-    table = _bare("further pods that would fit", "as asked", "as needed")
+    table = _bare("further pods that would fit", "as requested", "as needed")
     for owner in dict.fromkeys(need.owner for need in report.needs):
-        counts = [str((packing.further or {}).get(owner, 0)) for packing in (report.asked, report.needed)]
+        counts = [str((packing.further or {}).get(owner, 0)) for packing in (report.requested, report.needed)]
         table.add_row(one_line(str(owner)), *counts)
     return table
 
@@ -203,7 +207,7 @@ def _packings(report: Report) -> Table:
     table = _bare("", "free nodes", "free cards", "pods that fit nowhere")
     for name, packing in (
         ("as it runs", report.running),
-        ("placed again as asked", report.asked),
+        ("placed again as requested", report.requested),
         (f"placed again as needed, plus {report.margin}%", report.needed),
     ):
         unplaced = "" if packing is report.running else str(len(packing.unplaced))

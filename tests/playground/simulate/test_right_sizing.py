@@ -81,15 +81,15 @@ def test_pods_are_placed_again_with_the_shares_that_they_need(tmp_path: Path) ->
     found = report(tmp_path, cluster(), "--margin", "20", memory=memory, sm=sm)
     (row,) = found["workloads"]
     assert (row["namespace"], row["kind"], row["name"], row["pods"]) == ("default", "Deployment", "web", 4)
-    assert row["memory"] == {"asked": 40 * GIB, "p50": 3 * GIB, "p99": 3 * GIB, "max": 10 * GIB, "needed": 12 * GIB}
-    assert row["core"] == {"asked": 50, "p50": 5, "p99": 90, "max": 90, "needed": 100}
+    assert row["memory"] == {"requested": 40 * GIB, "p50": 3 * GIB, "p99": 3 * GIB, "max": 10 * GIB, "needed": 12 * GIB}
+    assert row["core"] == {"requested": 50, "p50": 5, "p99": 90, "max": 90, "needed": 100}
     found = report(tmp_path, cluster(), "--margin", "20", memory=memory, sm=matrix({f"web-{HASH}-bbbb2": [0.05] * 300}))
     (row,) = found["workloads"]
-    assert row["core"] == {"asked": 50, "p50": 5, "p99": 5, "max": 5, "needed": 6}
-    assert row["further"] == {"asked": 4, "needed": 20}, "six of 12 GiB fit on a card, and four run"
+    assert row["core"] == {"requested": 50, "p50": 5, "p99": 5, "max": 5, "needed": 6}
+    assert row["further"] == {"requested": 4, "needed": 20}, "six of 12 GiB fit on a card, and four run"
     assert found["packings"] == {
         "running": {"freeNodes": 1, "freeCards": 2, "unplaced": []},
-        "asked": {"freeNodes": 1, "freeCards": 2, "unplaced": []},
+        "requested": {"freeNodes": 1, "freeCards": 2, "unplaced": []},
         "needed": {"freeNodes": 1, "freeCards": 3, "unplaced": []},
     }
 
@@ -188,7 +188,7 @@ def test_what_has_no_share_stays_where_it_is(tmp_path: Path) -> None:
         raw["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2"
     found = report(tmp_path, objects, memory=matrix({f"web-{HASH}-bbbb2": [GIB]}))
     assert found["packings"]["needed"]["unplaced"] == []
-    assert found["workloads"][0]["further"] == {"asked": 1, "needed": 1}, "n2 has cpu for one more"
+    assert found["workloads"][0]["further"] == {"requested": 1, "needed": 1}, "n2 has cpu for one more"
 
 
 @pytest.mark.parametrize(("core", "gib", "cpu"), [(30, 10, 1), (50, 30, 1), (10, 25, 3), (70, 10, 1), (100, 0, 2)])
