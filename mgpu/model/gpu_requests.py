@@ -183,7 +183,7 @@ class RejectionKind(StrEnum):
     NVIDIA_PLUGIN = "nvidia-plugin"
     SLICES = "slices"
     NO_DEVICE = "no-device"
-    CONSTRAINT = "wish"
+    CONSTRAINT = "constraint"
     NOT_TOGETHER = "not-together"
     NOT_PROVEN = "not-proven"
     NODE_LABEL = "node-label"

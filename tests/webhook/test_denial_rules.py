@@ -30,13 +30,13 @@ def test_malformed_request_has_a_rule(name: str) -> None:
     ("constraints", "rule"),
     [
         ({"card-policy": "best"}, "policy"),
-        ({"card-models": ","}, "wish-malformed"),
-        ({"card-models": "T4", "exclude-card-models": "T4"}, "wish-malformed"),
-        ({"card-models": "-"}, "wish-malformed"),
-        ({"card-uuids": "GPU-1," * 101}, "wish-malformed"),
+        ({"card-models": ","}, "constraint-malformed"),
+        ({"card-models": "T4", "exclude-card-models": "T4"}, "constraint-malformed"),
+        ({"card-models": "-"}, "constraint-malformed"),
+        ({"card-uuids": "GPU-1," * 101}, "constraint-malformed"),
         ({"card-uuids": "G" * 129}, "too-large"),
-        ({"spread-group": "-"}, "wish-malformed"),
-        ({"spread-group": "a", "same-card-group": "a"}, "wish-malformed"),
+        ({"spread-group": "-"}, "constraint-malformed"),
+        ({"spread-group": "a", "same-card-group": "a"}, "constraint-malformed"),
     ],
 )
 def test_malformed_constraint_has_a_rule(constraints: dict[str, str], rule: str) -> None:
