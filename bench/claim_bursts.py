@@ -31,6 +31,7 @@ from mgpu.model.resource_claims import CORES, MEMORY, SLICES
 from mgpu.model.resource_slices import PublishedCard, make_slice
 from playground.cluster import ASSETS
 from playground.processes import Process, free_port
+from playground.realapi import feature_gates
 from tests import builders
 from tests.builders import cards
 
@@ -255,6 +256,7 @@ def _controllers(assets: Path, server: Server) -> Iterator[None]:
             "cert-dir": name,
             "kube-api-qps": 500,
             "kube-api-burst": 1000,
+            **feature_gates(),
         }
         command = [str(assets / "kube-controller-manager"), *(f"--{key}={value}" for key, value in flags.items())]
         process = Process("kube-controller-manager", command, Path(name) / "log", os.environ)

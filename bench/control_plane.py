@@ -11,11 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from playground.cluster import Cluster
 from playground.installation import MANIFESTS
 from playground.managed_resources import CORE, MANAGED, MEMORY
 from playground.processes import Process, free_port
-from playground.realapi import real_api_server
+from playground.realapi import feature_gates, real_api_server
 from tests.builders import cards
 
 CARDS = 8
@@ -183,7 +185,8 @@ def kube_scheduler(
         port = free_port()
         (folder / "config.yaml").write_text(json.dumps(_configuration(server, extender, percentage, limited)))
         flags = ("--config", str(folder / "config.yaml"), "--secure-port", str(port), "--bind-address", "127.0.0.1")
-        command = [str(assets / "kube-scheduler"), *flags, "--cert-dir", name, "--authentication-skip-lookup"]
+        gates = (f"--{flag}={value}" for flag, value in feature_gates().items())
+        command = [str(assets / "kube-scheduler"), *flags, "--cert-dir", name, "--authentication-skip-lookup", *gates]
         process = Process("kube-scheduler", command, folder / "log", os.environ)
         process.start()
         try:
@@ -194,14 +197,20 @@ def kube_scheduler(
 
 
 def _ready(port: int) -> bool:
+    """Return whether kube-scheduler is ready. That of Kubernetes 1.30 has only /healthz."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    try:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}/readyz", context=context, timeout=5):
-            return True
-    except OSError:
-        return False
+    for path in ("readyz", "healthz"):
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{port}/{path}", context=context, timeout=5):
+                return True
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.NOT_FOUND:
+                return False
+        except OSError:
+            return False
+    return False
 
 
 def _configuration(server: Server, extender: str | None, percentage: int, limited: bool) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Runs a real etcd and a real kube-apiserver on loopback.
 
 The programs come from a directory that envtest has downloaded. If the environment variable KUBEBUILDER_ASSETS names
-such a directory, `cluster` and some tests run them in place of the playground's API server.
+such a directory, `cluster` and some tests run them in place of the playground's API server. KUBE_FEATURE_GATES has the
+feature gates of all programs of Kubernetes, such as `DRAConsumableCapacity=true,DRADeviceTaints=true`, and
+KUBE_RUNTIME_CONFIG the APIs that kube-apiserver serves or not, such as `resource.k8s.io/v1alpha3=true`.
 """
 
 import json
@@ -21,6 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from playground.apiserver import Request, User, self_signed
 from playground.processes import Process, free_port
 
+FEATURE_GATES = "KUBE_FEATURE_GATES"
+RUNTIME_CONFIG = "KUBE_RUNTIME_CONFIG"
 _START_SECONDS = 90.0
 _AUDIT = "audit.log"
 # kube-controller-manager does not run here, so no service accounts are created, and no taint of a new node is removed.
@@ -73,6 +77,8 @@ def real_api_server(
         "endpoint-reconciler-type": "none",
         "kubelet-preferred-address-types": "InternalIP",
         **(_audit(folder, restricted) if restricted else {}),
+        **feature_gates(),
+        **_flag("runtime-config", RUNTIME_CONFIG),
     }
     with ExitStack() as stack:
         for name, flags in (("etcd", etcd), ("kube-apiserver", api)):
@@ -84,6 +90,16 @@ def real_api_server(
             stack.callback(process.stop)
         process.wait("ready", lambda: _ready(url, certificate, min(tokens)), _START_SECONDS)
         yield url, Path(certificate)
+
+
+def feature_gates() -> dict[str, str]:
+    """Return the flag for the feature gates that the environment names, or nothing if it names none."""
+    return _flag("feature-gates", FEATURE_GATES)
+
+
+def _flag(name: str, variable: str) -> dict[str, str]:
+    value = os.environ.get(variable, "")
+    return {name: value} if value else {}
 
 
 def requests_in(folder: Path) -> frozenset[Request]:

@@ -6,9 +6,12 @@ A test that says itself how many uses `tests.examples.examples`: a bare `setting
 
 import gc
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import IO
@@ -52,6 +55,29 @@ def pytest_collection_finish() -> None:
     """A collection of garbage need not walk the thousands of tests and all that they import, again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test with the marker `kubernetes` if the real API server that it would run on is older.
+
+    The playground's own API server follows the newest version that the marker names.
+    """
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
+    marker = item.get_closest_marker("kubernetes")
+    callspec = getattr(item, "callspec", None)
+    if not folder or marker is None or (callspec is not None and "playground" in callspec.params.values()):
+        return
+    if (version := _version(Path(folder))) < marker.args:
+        pytest.skip(f"needs Kubernetes {'.'.join(map(str, marker.args))}: this is {'.'.join(map(str, version))}")
+
+
+@cache
+def _version(folder: Path) -> tuple[int, ...]:
+    done = subprocess.run([folder / "kube-apiserver", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"v(\d+)\.(\d+)", done.stdout)
+    assert found, done.stdout
+    return int(found[1]), int(found[2])
 
 
 @pytest.fixture(scope="session", autouse=True)

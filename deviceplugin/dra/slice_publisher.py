@@ -22,6 +22,7 @@ from deviceplugin.dra.pool_content import PoolOffer, desired_pool
 from deviceplugin.dra.slice_content import difference, is_ours, lost_fields
 from mgpu.kube import Api, ApiError, Unreachable
 from mgpu.kube.reflector import Reflector
+from mgpu.kube.server_version import OLDEST_FOR_CLAIMS, PATH, minor_version
 from mgpu.model.errors import RetryLater
 from mgpu.model.mig_resource_slices import PublishedMigCard
 from mgpu.model.resource_claims import API, DRIVER, SLICES
@@ -189,17 +190,30 @@ class SlicePublisher:
                 self._write(before, one)
 
     def _check_support(self, present: Raw | None, desired: Raw) -> None:
-        """Raise UnsupportedServer if the API server would drop fields, because its feature gates are disabled.
+        """Raise UnsupportedServer if the API server is too old, or would drop fields whose feature gates are disabled.
 
         Without these fields, kube-scheduler would allocate cards of which pods hold shares as if they were idle.
         """
+        version = self._version()
+        if version is not None and version < OLDEST_FOR_CLAIMS:
+            raise UnsupportedServer(
+                f"the API server has version {version[0]}.{version[1]}; claims need Kubernetes 1.35 or newer, because "
+                "kube-scheduler 1.34 uses only one card of a node for them"
+            )
         lost = lost_fields(self._send(present, desired, dry_run=True), desired)
         if lost:
             raise UnsupportedServer(
                 f"the API server drops {', '.join(lost)} of ResourceSlices; claims for shares need Kubernetes 1.36, or "
-                "1.34 with the feature gates DRAConsumableCapacity and DRADeviceTaints; claims for MIG instances need "
-                "Kubernetes 1.36"
+                "1.35 with the feature gates DRAConsumableCapacity and DRADeviceTaints, and claims for MIG instances "
+                "also DRAPartitionableDevices"
             )
+
+    def _version(self) -> tuple[int, int] | None:
+        """Return the version of the API server, or None if the agent may not read it."""
+        try:
+            return minor_version(self._api.get(PATH))
+        except ApiError:
+            return None
 
     def _write(self, present: Raw | None, desired: Raw) -> None:
         answer = self._send(present, desired, dry_run=False)
@@ -290,7 +304,7 @@ class SliceRemoval:
 
 
 def _missing_api() -> str:
-    return f"the API server does not serve {API}, which dra.enabled needs (Kubernetes 1.34 or later; driver {DRIVER})"
+    return f"the API server does not serve {API}, which dra.enabled needs (Kubernetes 1.35 or later; driver {DRIVER})"
 
 
 def _is_older(raw: Mapping[str, Any], stored: Mapping[str, Any] | None) -> bool:

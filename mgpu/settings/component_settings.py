@@ -244,7 +244,7 @@ class DraSettings(Block):
 
     Keys:
         enabled: Whether mgpu serves ResourceClaims of its driver: the agents publish their cards in ResourceSlices, and
-            the scheduler decides the cards of claims. Needs Kubernetes 1.36, or 1.34 with feature gates.
+            the scheduler decides the cards of claims. Needs Kubernetes 1.36, or 1.35 with feature gates.
         cardPolicy: The policy that chooses the cards of claims. If it is not set, that of the cluster applies, or else
             `binpack`.
         convert: Whether the scheduler creates the ResourceClaimTemplates of pods that the webhook has converted from

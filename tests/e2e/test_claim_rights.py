@@ -54,6 +54,7 @@ def _resources(rule: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((group, resource) for group in rule["apiGroups"] for resource in rule["resources"])
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_every_right_of_the_component_is_used_but_for_the_rare_ones(bench: Bench) -> None:
     api = bench.cluster.api
     exactly = {"deviceClassName": "mgpu", "capacity": {"requests": {"cores": "30", "memory": "8Gi"}}}

@@ -29,6 +29,8 @@ from tests.e2e.claimed import HOST, NAMED, TEMPLATES, Claimed, wanted
 from tests.e2e.clusters import patient
 from tests.waiting import until
 
+pytestmark = pytest.mark.kubernetes(1, 35)
+
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi", "count": 2}
 NODES = [NodeSpec("n1", [{**A100, "numa": numa} for numa in (0, 1)], dict(MGPU)), NodeSpec("n2", [A100], dict(MGPU))]
 CARDS = 6

@@ -16,6 +16,8 @@ from tests.e2e.claimed import Claimed
 from tests.e2e.clusters import patient
 from tests.waiting import until
 
+pytestmark = pytest.mark.kubernetes(1, 35)
+
 A100 = {"model": "NVIDIA A100-SXM4-80GB", "memory": "80Gi"}
 L40S = {"model": "L40S", "memory": "46068Mi"}
 NODES = [NodeSpec("m1", [A100, L40S], dict(MGPU), partitioning=MIG_CLAIMS)]

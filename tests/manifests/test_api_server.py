@@ -26,7 +26,11 @@ APPS = "/apis/apps/v1/namespaces/mgpu-system"
 _DEFINED_ELSEWHERE = "cert-manager.io/v1"
 REAL = pytest.mark.parametrize("kubeconfig", ["real"], indirect=True)
 """For the playground's API server, test_rendered.py tests the same in less time."""
-EVERY_OVERLAY = pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
+EVERY_OVERLAY = pytest.mark.parametrize(
+    "folder",
+    [pytest.param(f, marks=pytest.mark.kubernetes(1, 34) if f.name == "dra" else ()) for f in FOLDERS],
+    ids=[folder.name for folder in FOLDERS],
+)
 
 
 def apply(run: Run, documents: list[Json], *flags: str) -> str:

@@ -30,6 +30,8 @@ from mgpu.serving.certificates import (
 from tests.manifests.conftest import Run, runner
 from tests.manifests.rendered import MANIFESTS, WITHOUT_POLICIES, WITHOUT_RECORD_KEY, kustomization
 
+pytestmark = pytest.mark.kubernetes(1, 34)  # The overlay has components/dra.
+
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 SECRETS = "/api/v1/namespaces/mgpu-system/secrets"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

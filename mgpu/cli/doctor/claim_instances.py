@@ -52,8 +52,8 @@ def _check_published(devices: Mapping[str, Sequence[Raw]]) -> Iterator[Finding]:
     if without:
         text = f"{join_names(without)} offer{'s' * (len(without) == 1)} no MIG instances, despite {LABEL}={MIG_CLAIMS}"
         remedy = (
-            "they need cards that support MIG, dialects.slices.enabled, and Kubernetes 1.36 with the feature gate "
-            "DRAPartitionableDevices; the Events of the Node say what the agent misses"
+            "they need cards that support MIG, dialects.slices.enabled, and the feature gate DRAPartitionableDevices "
+            "(on by default since Kubernetes 1.36); the Events of the Node say what the agent misses"
         )
         yield Finding(CLAIMS, Level.FAILED, text, remedy)
 

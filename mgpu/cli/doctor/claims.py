@@ -5,7 +5,6 @@ has cannot be read. But it drops the fields of disabled gates from what it store
 store. The gates of kube-scheduler and of the kubelets cannot be seen at all.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from mgpu.cli.doctor.claim_instances import check_instances
 from mgpu.cli.doctor.installation import ClaimSupport, DryRun, Finding, Installation, Level, Raw, webhooks_of
 from mgpu.kube import Api, ApiError
+from mgpu.kube.server_version import OLDEST_FOR_CLAIMS, PATH, minor_version
 from mgpu.model.cards import Card
 from mgpu.model.resource_claims import API, CLASSES, DRIVER, SLICES
 from mgpu.model.resource_slices import CORDONED, PublishedCard, make_slice
@@ -26,7 +26,6 @@ CONFIGURATION = "mgpu-claims"
 ENVIRONMENT = "MGPU_DRA__ENABLED"
 _PATH = "/claim-admission"
 _MUTATING = "mutatingwebhookconfigurations"
-_OLDEST = (1, 34)
 _GATES = "the API server, kube-controller-manager, kube-scheduler and the kubelets"
 _APPLY = "apply the overlay with components/dra again: make deploy, or kubectl apply --server-side -k"
 _WHOLE_CARDS = "mgpu-whole"
@@ -51,21 +50,16 @@ def read_claim_support(
     def listing(path: str) -> list[Raw]:
         return list(read_if_allowed(path.rpartition("/")[2], lambda: list(api.list(path)[0]), []))
 
-    version: Raw = read_if_allowed("the version", partial[Raw](api.get, "/version"), {})
+    version: Raw = read_if_allowed("the version", partial[Raw](api.get, PATH), {})
     served = bool(read_if_allowed("resource.k8s.io", partial[Raw](api.get, f"/apis/{API}"), {}))
     return ClaimSupport(
         True,
         served,
-        _version(str(version.get("gitVersion") or "")),
+        minor_version(version),
         *(_try_slice(api) if served else (DryRun(), {})),
         listing(SLICES) if served else (),
         listing(CLASSES) if served else (),
     )
-
-
-def _version(text: str) -> tuple[int, int] | None:
-    found = re.match(r"v?(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def _try_slice(api: Api) -> tuple[DryRun, Raw]:
@@ -112,12 +106,16 @@ def _disabled(installation: Installation) -> Finding:
 
 def _check_api(support: ClaimSupport) -> Iterator[Finding]:
     version = ".".join(map(str, support.version)) if support.version else "unknown"
+    upgrade = "ResourceClaims need Kubernetes 1.35 or newer: remove components/dra from the overlay, or upgrade"
+    is_old = support.version is not None and support.version < OLDEST_FOR_CLAIMS
     if not support.served:
         text = f"the API server does not serve {API}; its version is {version}"
         remedy = "enable the API group in the API server (--runtime-config)"
-        if support.version is None or support.version < _OLDEST:
-            remedy = "ResourceClaims need Kubernetes 1.34 or newer: remove components/dra from the overlay, or upgrade"
-        yield Finding(CLAIMS, Level.FAILED, text, remedy)
+        yield Finding(CLAIMS, Level.FAILED, text, upgrade if is_old or support.version is None else remedy)
+        return
+    if is_old:
+        text = f"kube-scheduler {version} uses one card of each node, and ends at claims for more cards than a node has"
+        yield Finding(CLAIMS, Level.FAILED, text, upgrade)
         return
     answer = support.slice_dry_run
     if answer.status == 403:
@@ -210,7 +208,7 @@ def _check_slices(installation: Installation, support: ClaimSupport) -> Iterator
     if missing:
         text = f"the agents of {join_names(missing)} publish no ResourceSlice, so these nodes serve no claims"
         logs = f"{installation.kubectl} logs daemonset/mgpu-deviceplugin"
-        remedy = f"{logs}; the mounts of components/dra are needed, and a kubelet of 1.34 or newer"
+        remedy = f"{logs}; the mounts of components/dra are needed, and a kubelet of 1.35 or newer"
         yield Finding(CLAIMS, Level.FAILED, text, remedy)
 
 

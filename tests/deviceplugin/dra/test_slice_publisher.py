@@ -141,14 +141,22 @@ def test_slice_waits_until_the_cards_are_known(api: Api) -> None:
 class Changed(Api):
     """An API server that answers some calls in another way."""
 
-    def __init__(self, api: Api, answer: Callable[[str, Json], Json], *, is_missing: bool = False) -> None:
+    def __init__(
+        self, api: Api, answer: Callable[[str, Json], Json], *, is_missing: bool = False, version: str = ""
+    ) -> None:
         self._api = api
         self._answer = answer
         self._is_missing = is_missing
+        self._version = version
 
     def __getattribute__(self, name: str) -> Any:
-        own = ("_api", "_answer", "_is_missing", "create", "replace", "_check")
+        own = ("_api", "_answer", "_is_missing", "_version", "get", "create", "replace", "_check")
         return object.__getattribute__(self, name) if name in own else getattr(self._api, name)
+
+    def get(self, path: str, **query: object) -> Json:
+        if path == "/version" and self._version == "403":
+            raise ApiError(403, "Forbidden", path)
+        return {"gitVersion": self._version} if path == "/version" else self._api.get(path, **query)
 
     def create(self, path: str, body: Mapping[str, Any], **query: object) -> Json:
         self._check(path)
@@ -179,6 +187,22 @@ def test_disabled_feature_gate_is_reported_and_nothing_is_published(api: Api) ->
         publisher.update()
         assert publisher._try().problem == source.warnings[0]
         assert len(source.warnings) == 1
+
+
+def test_nothing_is_published_on_a_version_whose_kube_scheduler_ends_at_claims(api: Api) -> None:
+    source = Source()
+    with publishing(Changed(api, lambda _, raw: raw, version="v1.34.13-gke.1"), source) as publisher:
+        until(lambda: source.warnings)
+        assert "Kubernetes 1.35 or newer" in source.warnings[0]
+        assert "1.34" in source.warnings[0]
+        assert api.list(SLICES)[0] == []
+        assert not publisher.published
+
+
+@pytest.mark.parametrize("version", ["v1.35.0", "v1.36.2+k3s1", "v2.0.0", "?", "403"])
+def test_other_and_unknown_versions_are_served(version: str, api: Api) -> None:
+    with publishing(Changed(api, lambda _, raw: raw, version=version), Source()) as publisher:
+        until(lambda: publisher.published)
 
 
 def test_missing_api_is_reported(api: Api) -> None:

@@ -91,7 +91,8 @@ def test_claims_of_an_installation_that_does_not_serve_them_are_ok_unless_their_
 
 
 FAULTS: Mapping[str, tuple[Installation, str, str]] = {
-    "older than 1.34": (with_support(served=False, version=(1, 33)), "failed", "its version is 1.33"),
+    "without the API": (with_support(served=False, version=(1, 33)), "failed", "its version is 1.33"),
+    "a kube-scheduler with faults": (with_support(version=(1, 34)), "failed", "kube-scheduler 1.34"),
     "API group off": (with_support(served=False), "failed", "does not serve resource.k8s.io/v1"),
     "not allowed": (with_support(slice_dry_run=DryRun(403, "no")), "warning", "you may not create ResourceSlices"),
     "refused": (with_support(slice_dry_run=DryRun(422, "odd")), "failed", "422 odd"),
@@ -126,7 +127,8 @@ def test_fault_of_claims_is_found(fault: str) -> None:
 
 def test_remedy_for_a_missing_api_depends_on_the_version() -> None:
     assert "--runtime-config" in finding_of(with_support(served=False)).remedy
-    assert "need Kubernetes 1.34" in finding_of(with_support(served=False, version=(1, 33))).remedy
+    assert "need Kubernetes 1.35" in finding_of(with_support(served=False, version=(1, 33))).remedy
+    assert "need Kubernetes 1.35" in finding_of(with_support(version=(1, 34))).remedy
 
 
 def test_what_the_user_may_not_read_is_no_fault() -> None:

@@ -146,6 +146,7 @@ def test_webhook_that_was_not_called_is_not_reinvoked(api: Api, pods: str, hooks
     assert {path: len(hooks.requests(path)) for path in ("again", "after")} == {"again": 0, "after": 1}
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_status_of_a_new_pod_is_reset_only_after_mutating_admission(api: Api, pods: str, hooks: Hooks) -> None:
     """A mutating webhook must not trust the status; a validating one sees the reset one."""
     claims = {

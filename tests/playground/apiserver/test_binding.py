@@ -6,6 +6,7 @@ from tests.playground.apiserver.api import Api, binding, pod
 from tests.playground.apiserver.hooks import Hooks, annotated, deny
 
 
+@pytest.mark.kubernetes(1, 35)
 def test_binding_is_one_write_of_node_annotations_labels_and_condition(api: Api, pods: str) -> None:
     made = api.ok("POST", pods, pod(annotations={"a": "1", "b": "1"}))
     reply = api.call("POST", f"{pods}/p/binding", binding(annotations={"b": "2"}, labels={"l": "1"}))

@@ -13,6 +13,8 @@ from tests.playground.apiserver.test_authorization import NAME, Server, rule
 from tests.playground.claim_objects import ROOT, claim, share
 from tests.waiting import until
 
+pytestmark = pytest.mark.kubernetes(1, 34)
+
 TOKENS = {"admin": User("kubernetes-admin"), "worker": User(NAME, ("system:serviceaccounts",))}
 ON_NODE = {"admin": User("kubernetes-admin"), "worker": User(NAME, ("system:serviceaccounts",), node="n1")}
 GROUP = "resource.k8s.io"
@@ -66,6 +68,7 @@ def refusal(reply: Reply) -> tuple[int, str, str]:
     return reply.code, cause["field"], cause["reason"]
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_allocation_needs_the_right_to_bind(server: Server) -> None:
     found = allocate(server.worker)
     assert (found.code, refusal(found)[2]) == (422, "FieldValueForbidden")
@@ -74,6 +77,7 @@ def test_allocation_needs_the_right_to_bind(server: Server) -> None:
     until(lambda: allocate(server.worker).code == 200)
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_right_to_bind_in_one_namespace_does_not_suffice(server: Server) -> None:
     server.give("Role", "binding", rule("update", "resourceclaims/binding", GROUP))
     server.give("Role", "maps", rule("list", "configmaps"))
@@ -86,6 +90,7 @@ def test_unchanged_status_needs_no_additional_right(server: Server) -> None:
     assert allocate(server.worker).code == 200
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_device_needs_the_right_of_its_driver(server: Server) -> None:
     allocate(server.admin)
     found = report(server.worker)
@@ -98,6 +103,7 @@ def test_device_needs_the_right_of_its_driver(server: Server) -> None:
     until(lambda: report(server.worker).code == 200)
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_verb_is_that_of_the_request(server: Server) -> None:
     allocate(server.admin)
     server.give("ClusterRole", "driver", rule("arbitrary-node:patch", "resourceclaims/driver", GROUP, DRIVER))
@@ -105,6 +111,7 @@ def test_verb_is_that_of_the_request(server: Server) -> None:
     until(lambda: report(server.worker, "PATCH").code == 200)
 
 
+@pytest.mark.kubernetes(1, 36)
 def test_associated_node_needs_a_token_of_that_node(server: Server) -> None:
     allocate(server.admin)
     server.give("ClusterRole", "driver", rule("associated-node:update", "resourceclaims/driver", GROUP, DRIVER))

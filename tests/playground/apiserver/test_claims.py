@@ -19,6 +19,8 @@ from tests.playground.claim_objects import (
     template,
 )
 
+pytestmark = pytest.mark.kubernetes(1, 34)
+
 SHARE = "3f1f5c2e-0f0c-4f6b-8a3e-0a3c7ad7a001"
 STATUS_RULE = {
     "operations": ["UPDATE"],
@@ -94,7 +96,8 @@ def test_alternatives_get_defaults(api: Api, claims: str) -> None:
         (claim_spec(request(name="")), "spec.devices.requests[0].name", "FieldValueInvalid"),
         (claim_spec(request(deviceClassName="")), "spec.devices.requests[0].exactly.deviceClassName",
          "FieldValueRequired"),
-        (claim_spec(request(), request()), "spec.devices.requests[1]", "FieldValueDuplicate"),
+        pytest.param(claim_spec(request(), request()), "spec.devices.requests[1]", "FieldValueDuplicate",
+                     marks=pytest.mark.kubernetes(1, 35)),
         (claim_spec(request(count=-1)), "spec.devices.requests[0].exactly.count", "FieldValueInvalid"),
         (claim_spec(request(count=2, allocationMode="All")), "spec.devices.requests[0].exactly.count",
          "FieldValueInvalid"),
@@ -197,6 +200,7 @@ def test_lists_of_a_status_are_limited(api: Api, claims: str) -> None:
     assert write_status(api, claims, {"allocation": allocation(), "reservedFor": users[:256]}).code == 200
 
 
+@pytest.mark.kubernetes(1, 35)
 def test_consumers_have_different_uids_and_all_fields(api: Api, claims: str) -> None:
     api.ok("POST", claims, claim("c", share(30, "8Gi")))
     twice = {"allocation": allocation(), "reservedFor": [consumer(), consumer()]}

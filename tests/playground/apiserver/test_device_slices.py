@@ -8,6 +8,8 @@ import pytest
 from tests.playground.apiserver.api import Api, Reply
 from tests.playground.claim_objects import SLICES, card, device, device_slice
 
+pytestmark = pytest.mark.kubernetes(1, 34)
+
 RANGE = {"min": "1", "step": "1"}
 
 
@@ -72,7 +74,11 @@ def test_new_taint_gets_a_time(api: Api, made: str) -> None:
         ([device(f"d-{i}") for i in range(128)], True),
         ([device(f"d-{i}") for i in range(129)], False),
         ([card(i, taints=[{"key": "a", "effect": "NoSchedule"}] if i == 0 else []) for i in range(64)], True),
-        ([card(i, taints=[{"key": "a", "effect": "NoSchedule"}] if i == 0 else []) for i in range(65)], False),
+        pytest.param(
+            [card(i, taints=[{"key": "a", "effect": "NoSchedule"}] if i == 0 else []) for i in range(65)],
+            False,
+            marks=pytest.mark.kubernetes(1, 35),
+        ),
     ],
 )
 def test_number_of_devices_is_limited_more_if_one_has_a_taint(
@@ -183,11 +189,13 @@ def test_slice_is_refused(api: Api, made: str, spec: Any, field: str) -> None:
     assert field in fields(create(api, made, card(0), **spec))
 
 
+@pytest.mark.kubernetes(1, 35)
 def test_devices_of_a_slice_have_different_names(api: Api, made: str) -> None:
     assert fields(create(api, made, card(0), card(0))) == {"spec.devices[1]"}
     assert fields(create(api, made, device(""))) == {"spec.devices[0].name"}
 
 
+@pytest.mark.kubernetes(1, 35)
 def test_counters_are_in_a_slice_without_devices(api: Api, made: str) -> None:
     counters = [{"name": "gpu-0", "counters": {"slices": {"value": "7"}}}]
     whole = device_slice("n1", name=made)

@@ -89,6 +89,7 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.kubernetes(1, 34)
 @pytest.mark.parametrize(("spec", "says"), LIMITS.values(), ids=LIMITS)
 def test_spec_larger_than_its_limits_is_refused_by_the_schema(
     api: Api, path: str, spec: dict[str, Any], says: str
@@ -143,6 +144,7 @@ def test_mtgpupod_status_is_written_separately_and_pruned(api: Api, path: str) -
     assert forged["status"] == STATUS, "who may write MtgpuPods cannot say which card they have"
 
 
+@pytest.mark.kubernetes(1, 34)
 @pytest.mark.parametrize(
     ("condition", "words"),
     [

@@ -5,6 +5,7 @@ import pytest
 from tests.playground.apiserver.api import JSON, MERGE, STRATEGIC, Api, pod
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_new_pod_has_identity_defaults_and_status(api: Api, pods: str, ns: str) -> None:
     made = api.ok("POST", pods, pod(resources={"limits": {"a.com/x": "2"}}))
     assert made["metadata"]["uid"]
@@ -145,6 +146,7 @@ def test_resource_versions_rise_over_all_resources(api: Api, pods: str, ns: str)
     assert seen == sorted(set(seen))
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_only_some_fields_of_a_pod_may_change(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     changed = api.patch(f"{pods}/p", {"spec": {"containers": [{"name": "c", "image": "new"}]}}, STRATEGIC)
@@ -202,6 +204,7 @@ def test_strategic_merge_finds_list_items_by_their_key(api: Api, pods: str) -> N
     assert "does not contain declared merge key: name" in missing.message
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_deleted_pod_is_removed_at_once_unless_it_is_bound(api: Api, pods: str) -> None:
     for name, spec in (("free", {}), ("bound", {"nodeName": "n1"})):
         api.ok("POST", pods, pod(name, spec=spec))
@@ -270,6 +273,7 @@ def test_eviction_deletes_the_pod_and_sets_a_condition(api: Api, pods: str) -> N
     assert found["status"]["conditions"][-1]["type"] == "DisruptionTarget"
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_lease_update_without_resource_version_is_refused(api: Api, ns: str) -> None:
     leases = f"/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
     made = api.ok("POST", leases, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a"}})
@@ -296,6 +300,7 @@ def test_object_larger_than_etcds_limit_is_refused(api: Api, pods: str) -> None:
         assert api.patch(f"{pods}/p/status", {"status": {"message": "x" * length}}).code == code
 
 
+@pytest.mark.kubernetes(1, 34)
 def test_status_without_qos_class_keeps_it(api: Api, pods: str) -> None:
     api.ok("POST", pods, pod())
     api.ok("PUT", f"{pods}/p/status", {"metadata": {"name": "p"}, "status": {"phase": "Running"}})
