@@ -34,7 +34,7 @@ def main() -> None:
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not browser:
         raise SystemExit("no chromium or google-chrome is on PATH")
-    with Cluster([*make_nodes(3, 4), *slice_nodes(), two_cards()]) as cluster:
+    with Cluster([*make_nodes(3, 4), *slice_nodes(), two_cards()], components=("dra",)) as cluster:
         print("The demo's pods are being created …", flush=True)
         problems = Demo(cluster, Console(file=io.StringIO()), load_settings()).run()
         if problems:
