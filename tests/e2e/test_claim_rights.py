@@ -29,6 +29,8 @@ RARE = {
     ("mgpu-deviceplugin", "delete", "resourceslices"): _OFF,
 }
 """Who, verb, resource: rights that this story need not use, and what they are for."""
+UNSEEN = {("mgpu-deviceplugin", "associated-node:update", "resourceclaims/driver")}
+"""Rights that a real API server asks for without a request of their own, so that its audit log does not show them."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def _resources(rule: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((group, resource) for group in rule["apiGroups"] for resource in rule["resources"])
 
 
-@pytest.mark.kubernetes(1, 36)
+@pytest.mark.kubernetes(1, 35)
 def test_every_right_of_the_component_is_used_but_for_the_rare_ones(bench: Bench) -> None:
     api = bench.cluster.api
     exactly = {"deviceClassName": "mgpu", "capacity": {"requests": {"cores": "30", "memory": "8Gi"}}}
@@ -75,5 +77,5 @@ def test_every_right_of_the_component_is_used_but_for_the_rare_ones(bench: Bench
 
     requests = bench.cluster.requests()
     unused = {(account(r), r.verb, r.resource) for r in component_rights() if not used(r, requests)}
-    assert unused <= RARE.keys()
+    assert unused <= RARE.keys() | (UNSEEN if bench.cluster.assets else set())
     assert RARE.keys() <= {(account(r), r.verb, r.resource) for r in component_rights()}
