@@ -119,7 +119,7 @@ def _failed_call(installation: Installation, message: str) -> Finding:
     lower = cause.lower()
     logs = f"{installation.kubectl} logs deployment/{installation.settings.webhook.service}"
     if REFUSES in cause:
-        remedy = "add that address to webhook.apiServers and scheduler.apiServers: API_SERVERS=… make deploy"
+        remedy = "add that address: API_SERVERS=… make deploy, or with Helm the value apiServers.addresses"
         return Finding(REACHABLE, Level.FAILED, f"the webhook rejects the API server: {cause}", remedy)
     if "expired" in lower or "not yet valid" in lower:
         return Finding(CERTIFICATES, Level.FAILED, f"the webhook's certificate is not valid now: {cause}", logs)

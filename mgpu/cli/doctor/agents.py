@@ -25,6 +25,7 @@ from mgpu.version import AgentReport, IsolationReport, read_agent_report
 _LABELS = ("nvidia.com/gpu.present", "mgpu.io/gpu")
 _WHOLE_CARDS = "nvidia.com/gpu"
 _DAEMON_SET = "mgpu-deviceplugin"
+_NOT_READY = "its Pod is not ready"
 
 
 def check_nodes(installation: Installation) -> Iterator[Finding]:
@@ -62,7 +63,9 @@ def _check_agents(installation: Installation, missing: Mapping[str, str], count:
     command = f"{installation.kubectl} get pods -o wide -l app.kubernetes.io/component={AGENT}"
     for reason in sorted(set(missing.values())):
         names = sorted(name for name in missing if missing[name] == reason)
-        remedy = f"{command}; the node needs the label {' or '.join(_LABELS)}=true"
+        logs = f"the log of the Pod and the Events of the node say why: {installation.kubectl} logs POD"
+        hint = logs if reason.startswith(_NOT_READY) else f"the node needs the label {' or '.join(_LABELS)}=true"
+        remedy = f"{command}; {hint}"
         yield Finding("agents", Level.FAILED, f"no agent serves {join_names(names)}: {reason}", remedy)
     if not missing:
         nodes = "the node" if count == 1 else f"each of the {count} nodes"
@@ -80,7 +83,7 @@ def _not_served_reason(installation: Installation, node: Raw) -> str | None:
         if not pods:
             return f"DaemonSet {_DAEMON_SET} has no Pod there"
         if not any(map(is_ready, pods)):
-            return f"its Pod is not ready ({not_ready_cause(pods[0])})"
+            return f"{_NOT_READY} ({not_ready_cause(pods[0])})"
     if read_agent_report(node) is None:
         return "no agent has reported itself there"
     return None

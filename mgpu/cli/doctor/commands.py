@@ -10,6 +10,7 @@ from mgpu.cli.doctor.installation import CommandsAnswer, Finding, Installation, 
 from mgpu.cli.scheduler_source import OtherVersion, SchedulerSource, Unavailable
 from mgpu.kube import Api, ApiError
 from mgpu.presentation.answers import READER
+from mgpu.serving.callers import REFUSES
 
 CHECK = "commands"
 _FORBIDDEN = 403
@@ -34,7 +35,11 @@ def check_commands(installation: Installation) -> Iterator[Finding]:
     answer = installation.commands
     if answer is None:
         return
-    if answer.is_forbidden:
+    if REFUSES in answer.problem:
+        text = f"the scheduler does not answer, so {_LISTS}: {answer.problem}"
+        remedy = "see the check of the webhook: the API server calls the scheduler from the same address"
+        yield Finding(CHECK, Level.WARNING, text, remedy)
+    elif answer.is_forbidden:
         text = f"you may not ask the scheduler, so {_LISTS}: {answer.problem}"
         remedy = f'bind the ClusterRole and the Role {READER} to yourself (docs/install.md, "Who may run the commands")'
         yield Finding(CHECK, Level.WARNING, text, remedy)

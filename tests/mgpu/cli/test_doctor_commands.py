@@ -11,8 +11,11 @@ from mgpu.cli.doctor.installation import Finding, Installation, Level
 from mgpu.kube import ApiError, Unreachable
 from mgpu.presentation.answers import VERSION_HEADER, ClusterAnswer, encode_cluster
 from mgpu.presentation.overview import Overview
+from mgpu.serving.callers import Callers
 from mgpu.settings import load_settings
 from mgpu.version import own_version
+
+REFUSAL = Callers("scheduler.apiServers").refusal("192.0.2.9")
 
 
 class Api:
@@ -52,6 +55,7 @@ def test_a_scheduler_that_answers_is_ok() -> None:
     ("answer", "version", "message", "remedy"),
     [
         (ApiError(403, "Forbidden", "no services/proxy"), "", "you may not ask the scheduler", "mgpu-inspect"),
+        (ApiError(403, "", REFUSAL), "", "the scheduler does not answer", "the check of the webhook"),
         (ApiError(503, "", "no endpoints"), "", "the scheduler does not answer", "kubectl -n gpus get service"),
         (Unreachable("silent"), "", "the scheduler does not answer", "kubectl -n gpus get service"),
         (b"{}", own_version(), "cannot be read", "kubectl -n gpus get service"),
