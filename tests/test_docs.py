@@ -189,6 +189,12 @@ def test_every_page_is_in_the_index(folder: str) -> None:
     assert {page.name for page in PAGES if page.parent == index.parent and page != index} <= linked
 
 
+def test_every_page_is_in_the_contents_of_the_site() -> None:
+    named = (ROOT / "docs/site/contents.md").read_text().split()
+    paths = {str(page.relative_to(ROOT).with_suffix("")) for page in PAGES}
+    assert sorted(paths - {"README", "docs/site/contents"} - set(named)) == []
+
+
 @cache
 def headings(page: Path) -> set[str]:
     return set(re.findall(r"^#+ +(.+?) *$", prose(page), re.MULTILINE)) if page.exists() else set()

@@ -19,7 +19,7 @@ it. Instances that somebody else has created are never changed, and a claim for 
 
 A call of NVML may hang in the driver, so all of them run on one thread that does not keep the process from ending. The
 agent waits a little for a call in progress before it hands the node over (`settle`): if it created an instance after
-the next agent had found none and had removed its file, the instance would be nobody's.
+the next agent had found none and had removed its file, the instance would belong to no claim.
 """
 
 import asyncio

@@ -245,7 +245,7 @@ def test_two_claims_at_the_same_time_do_not_both_get_a_place(node: Node) -> None
 
 
 def test_agent_waits_for_a_call_in_progress_before_it_hands_over(node: Node) -> None:
-    """The call was cancelled, and still creates its instance. The next agent must not take it for nobody's."""
+    """The call was cancelled, and still creates its instance. The next agent must not take it for one of no claim."""
     begun = threading.Event()
     release = threading.Event()
 
