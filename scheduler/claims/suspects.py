@@ -54,7 +54,7 @@ class Suspects:
     def _in_order(self, claims: Sequence[Claim]) -> list[Claim]:
         """Return the claims to examine: the new suspects first, then those that were examined longest ago."""
         unknown = [claim for claim in claims if claim.uid not in self._fitting]
-        return sorted(unknown, key=lambda claim: (claim.uid not in self._new, self._examined[claim.uid]))
+        return sorted(unknown, key=lambda claim: (claim.uid not in self._new, self._examined[claim.uid], claim.uid))
 
     def _examine(self, claims: Sequence[Claim], seen: Mapping[str, _Seen]) -> frozenset[str]:
         """Find out which of the claims fit, until the time of the round is over. Return the UIDs of the others."""

@@ -111,7 +111,7 @@ class ClaimWaker:
         version = self._state.version
         due = [pod for pod in waiting if self._is_due(pod, version)]
         # Those that were examined longest ago come first, so that the first pods do not keep the others from it.
-        due.sort(key=lambda pod: self._attempts[pod.uid].due)
+        due.sort(key=lambda pod: (self._attempts[pod.uid].due, pod.uid))
         if not due:
             return
         try:
