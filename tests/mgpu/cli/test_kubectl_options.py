@@ -210,7 +210,7 @@ def test_timeout_of_zero_is_no_limit() -> None:
 
 
 def test_request_timeout_ends_a_request_that_nobody_answers(tmp_path: Path) -> None:
-    """The kernel accepts connections for a socket that listens, and nobody reads what arrives."""
+    """The kernel accepts connections to a listening socket, and the test never reads from them."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{silent.getsockname()[1]}", None, "admin")
         result = run(str(tmp_path / "kubeconfig"), "top", "--request-timeout", "50ms")
