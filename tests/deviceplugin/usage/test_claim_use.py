@@ -1,4 +1,4 @@
-"""The use of a claim is that of the containers that see its cards. It is unknown if these containers also use others."""
+"""The use of a claim is that of the containers that see its cards. It is unknown if these also use other shares."""
 
 from deviceplugin.usage.claim_use import ClaimUse, claim_uses
 from deviceplugin.usage.container_use import ContainerUse
